@@ -446,7 +446,7 @@ def check(folder, bound):
         row = (rel(out[2], g["golden.com"]), rel(out[0], g["golden.mag"]), rel(wav, g["golden.wav_out"]),
                rel(all_got, all_want), worst_err)
         bounds = (bound, bound, 1e-4, 1e-3, 1e-3) if "float32_rel_l2_com" in meta else (bound, bound, 5e-2, 5e-3, 1e-2)
-        ok = all(r < b for r, b in zip(row, bounds)))
+        ok = all(r < b for r, b in zip(row, bounds))
         bad += not ok
         print("%-24s %9.2e %9.2e %9.2e %9.2e %9.2e  %s%s" % ((name,) + row + (worst, "" if ok else "  <-- FAIL")))
     if not files:
