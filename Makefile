@@ -1,0 +1,29 @@
+# The front door. Everything else is meson.
+BUILD ?= build
+SHELL := /bin/bash
+
+help: ## print this help
+	@echo "krait: Mamba and attention models on any CPU and any NVIDIA GPU"; echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: ## install the packages that the build needs (apt; asks for root if it has to)
+	@tools/setup
+
+build: setup ## build the program: build/krait
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@ninja -C $(BUILD)
+
+test: build ## run every test; one summary at the end
+	@tools/run-tests $(BUILD)
+
+lint: ## check the include law, forbidden calls, sizes
+	@python3 tools/lint_rooms.py
+
+sanitize: setup ## run the tests under ASan + UBSan, and the threaded ones under TSan
+	@tools/run-sanitizers
+
+install: build ## install program, libraries and headers (PREFIX through meson configure)
+	@meson install -C $(BUILD)
+
+.PHONY: help setup build test lint sanitize install demo bench
+.DEFAULT_GOAL := help

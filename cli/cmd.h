@@ -1,0 +1,6 @@
+/* cmd.h: the verbs. Each gets its own name as argv[0] and returns the exit status: 0 done, 1 the answer is no or the
+ * work failed, 2 bad usage or it could not run. */
+#ifndef KR_CMD_H
+#define KR_CMD_H
+int cmd_version(int argc, char **argv);
+#endif

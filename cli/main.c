@@ -1,0 +1,45 @@
+/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the maths. */
+#include <stdio.h>
+#include <string.h>
+
+#include <krait/krait.h>
+
+#include "cmd.h"
+
+static const struct {
+  const char *name;
+  int (*run)(int argc, char **argv);
+  const char *summary;
+} verbs[] = {
+    {"version", cmd_version, "print the version"},
+};
+enum { N_VERBS = sizeof verbs / sizeof *verbs };
+
+int cmd_version(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  printf("krait %s\n", krait_version());
+  return 0;
+}
+
+static void print_help(FILE *file) {
+  fprintf(file, "usage: krait VERB [options]\n\n");
+  for (int i = 0; i < N_VERBS; i++) fprintf(file, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
+  fprintf(file, "\nkrait VERB --help tells more.\n");
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) {
+    print_help(stderr);
+    return 2;
+  }
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    print_help(stdout);
+    return 0;
+  }
+  if (strcmp(argv[1], "--version") == 0) return cmd_version(argc - 1, argv + 1);
+  for (int i = 0; i < N_VERBS; i++)
+    if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 1, argv + 1);
+  fprintf(stderr, "krait: unknown verb '%s'; krait --help lists them\n", argv[1]);
+  return 2;
+}

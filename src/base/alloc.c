@@ -1,0 +1,51 @@
+/* alloc.c: aligned allocation with a switch that makes the n-th one fail, so that every error path can be walked. */
+#include "alloc.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN_BYTES = 64 };
+
+static atomic_long fail_countdown;
+
+void kr_alloc_fail_after(long n) { atomic_store(&fail_countdown, n); }
+
+static int must_fail(void) {
+  if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) == 0) return 0;
+  return atomic_fetch_sub(&fail_countdown, 1) == 1;
+}
+
+void *kr_alloc(size_t bytes) {
+  if (must_fail() || bytes > SIZE_MAX - 2 * ALIGN_BYTES) return NULL;
+  size_t rounded = (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+  return aligned_alloc(ALIGN_BYTES, rounded ? rounded : ALIGN_BYTES);
+}
+
+void *kr_zalloc(size_t bytes) {
+  void *block = kr_alloc(bytes);
+  if (block) memset(block, 0, bytes);
+  return block;
+}
+
+void *kr_alloc_array(size_t n, size_t element_bytes) {
+  if (element_bytes && n > SIZE_MAX / element_bytes) return NULL;
+  return kr_zalloc(n * element_bytes);
+}
+
+void *kr_realloc(void *block, size_t old_bytes, size_t bytes) {
+  void *grown = kr_alloc(bytes);
+  if (!grown) return NULL;
+  if (block) memcpy(grown, block, old_bytes < bytes ? old_bytes : bytes);
+  kr_free(block);
+  return grown;
+}
+
+void kr_free(void *block) { free(block); }
+
+char *kr_strdup(const char *text) {
+  size_t bytes = strlen(text) + 1;
+  char *copy = kr_alloc(bytes);
+  return copy ? memcpy(copy, text, bytes) : NULL;
+}

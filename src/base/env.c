@@ -1,0 +1,21 @@
+/* env.c: reads the environment. */
+#include "env.h"
+
+#include <stdlib.h>
+
+static const char *text_of(const char *name) {
+  const char *text = getenv(name);
+  return text && *text ? text : NULL;
+}
+
+static int number_of(const char *name) {
+  const char *text = text_of(name);
+  long value = text ? strtol(text, NULL, 10) : 0;
+  return value < 0 || value > 1 << 20 ? 0 : (int)value;
+}
+
+const char *kr_env_caps(void) { return text_of("KRAIT_CAPS"); }
+int kr_env_verbose(void) { return number_of("KRAIT_VERBOSE"); }
+const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
+int kr_env_threads(void) { return number_of("KRAIT_THREADS"); }
+const char *kr_env_libcuda(void) { return text_of("KRAIT_LIBCUDA"); }

@@ -1,0 +1,11 @@
+/* env.h: every environment variable that krait reads, and the only place that reads them. */
+#ifndef KR_ENV_H
+#define KR_ENV_H
+
+const char *kr_env_caps(void);     /* KRAIT_CAPS: as krait_caps_parse; NULL when unset */
+int kr_env_verbose(void);          /* KRAIT_VERBOSE: 0 silent, 1 a line per op call, 2 with refusals */
+const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; NULL when unset */
+int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */
+const char *kr_env_libcuda(void);  /* KRAIT_LIBCUDA: path of the driver library; NULL: the system's */
+
+#endif

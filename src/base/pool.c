@@ -1,0 +1,151 @@
+/* pool.c: workers sleep on a generation number; pieces are handed out by one atomic counter. */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "alloc.h"
+
+enum { SPIN_ROUNDS = 2000, MAX_THREADS = 256 };
+
+struct kr_pool {
+  int n_threads;
+  pid_t owner;
+  pthread_mutex_t caller; /* held by the one caller whose loop the workers run */
+  pthread_mutex_t mutex;
+  pthread_cond_t wake, idle;
+  atomic_uint generation;
+  atomic_int n_running;
+  int stopping;
+  kr_range_fn fn;
+  void *user;
+  int64_t n, grain;
+  atomic_llong next;
+  pthread_t threads[MAX_THREADS];
+};
+
+typedef struct worker_start {
+  kr_pool *pool;
+  int index;
+} worker_start;
+
+static _Thread_local int inside_loop;
+
+int kr_usable_cores(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  long n = sysconf(_SC_NPROCESSORS_ONLN);
+  return n > 0 ? (int)n : 1;
+}
+
+static void take_pieces(kr_pool *pool, int worker) {
+  for (;;) {
+    int64_t begin = atomic_fetch_add(&pool->next, pool->grain);
+    if (begin >= pool->n) return;
+    int64_t end = pool->n - begin < pool->grain ? pool->n : begin + pool->grain;
+    pool->fn(pool->user, begin, end, worker);
+  }
+}
+
+/* Spins for some microseconds first: loops follow each other closely inside a model. */
+static int wait_for_work(kr_pool *pool, unsigned seen) {
+  for (int i = 0; i < SPIN_ROUNDS; i++)
+    if (atomic_load_explicit(&pool->generation, memory_order_acquire) != seen) break;
+  pthread_mutex_lock(&pool->mutex);
+  while (atomic_load(&pool->generation) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
+  int stopping = pool->stopping;
+  pthread_mutex_unlock(&pool->mutex);
+  return !stopping;
+}
+
+static void *worker_main(void *start) {
+  kr_pool *pool = ((worker_start *)start)->pool;
+  int index = ((worker_start *)start)->index;
+  kr_free(start);
+  inside_loop = 1;
+  for (unsigned seen = 0; wait_for_work(pool, seen);) {
+    seen = atomic_load(&pool->generation);
+    take_pieces(pool, index);
+    if (atomic_fetch_sub(&pool->n_running, 1) != 1) continue;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_signal(&pool->idle);
+    pthread_mutex_unlock(&pool->mutex);
+  }
+  return NULL;
+}
+
+static int start_worker(kr_pool *pool, int index) {
+  worker_start *start = kr_alloc(sizeof *start);
+  if (!start) return 0;
+  *start = (worker_start){pool, index};
+  if (pthread_create(&pool->threads[index], NULL, worker_main, start) == 0) return 1;
+  kr_free(start);
+  return 0;
+}
+
+kr_pool *kr_pool_open(int n_threads) {
+  kr_pool *pool = kr_zalloc(sizeof *pool);
+  if (!pool) return NULL;
+  if (n_threads < 1) n_threads = 1;
+  if (n_threads > MAX_THREADS) n_threads = MAX_THREADS;
+  pool->owner = getpid();
+  pthread_mutex_init(&pool->caller, NULL);
+  pthread_mutex_init(&pool->mutex, NULL);
+  pthread_cond_init(&pool->wake, NULL);
+  pthread_cond_init(&pool->idle, NULL);
+  /* Fewer threads than asked for is slower, not wrong. */
+  for (pool->n_threads = 1; pool->n_threads < n_threads; pool->n_threads++)
+    if (!start_worker(pool, pool->n_threads)) break;
+  return pool;
+}
+
+void kr_pool_close(kr_pool **handle) {
+  kr_pool *pool = *handle;
+  *handle = NULL;
+  if (!pool) return;
+  if (pool->owner == getpid()) {
+    pthread_mutex_lock(&pool->mutex);
+    pool->stopping = 1;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 1; i < pool->n_threads; i++) pthread_join(pool->threads[i], NULL);
+  }
+  kr_free(pool);
+}
+
+int kr_pool_size(const kr_pool *pool) { return pool->n_threads; }
+
+static void share_loop(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  pool->fn = fn;
+  pool->user = user;
+  pool->n = n;
+  pool->grain = grain;
+  atomic_store(&pool->next, 0);
+  atomic_store(&pool->n_running, pool->n_threads - 1);
+  pthread_mutex_lock(&pool->mutex);
+  atomic_fetch_add(&pool->generation, 1);
+  pthread_cond_broadcast(&pool->wake);
+  pthread_mutex_unlock(&pool->mutex);
+  inside_loop = 1;
+  take_pieces(pool, 0);
+  inside_loop = 0;
+  for (int i = 0; i < SPIN_ROUNDS && atomic_load(&pool->n_running); i++) continue;
+  pthread_mutex_lock(&pool->mutex);
+  while (atomic_load(&pool->n_running)) pthread_cond_wait(&pool->idle, &pool->mutex);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  if (n <= 0) return;
+  if (grain < 1) grain = 1;
+  int alone = !pool || pool->n_threads == 1 || n <= grain || inside_loop || pool->owner != getpid();
+  if (alone || pthread_mutex_trylock(&pool->caller) != 0) {
+    fn(user, 0, n, 0);
+    return;
+  }
+  share_loop(pool, n, grain, fn, user);
+  pthread_mutex_unlock(&pool->caller);
+}

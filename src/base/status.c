@@ -1,0 +1,84 @@
+/* status.c: status texts from status.def, and the thread's last failure. */
+#include "status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct kr_status_row {
+  int32_t status;
+  const char *name, *text, *cure;
+} kr_status_row;
+
+static const kr_status_row status_rows[] = {
+#define KR_STATUS(name, text, cure) {name, #name, text, cure},
+#include "status.def"
+#undef KR_STATUS
+};
+
+typedef struct kr_last_error {
+  char detail[1024];
+  const char *origin;
+  int64_t native;
+} kr_last_error;
+
+static _Thread_local kr_last_error last_error = {.origin = "krait"};
+
+static const kr_status_row *find_row(int32_t status) {
+  for (size_t i = 0; i < sizeof status_rows / sizeof *status_rows; i++)
+    if (status_rows[i].status == status) return &status_rows[i];
+  return NULL;
+}
+
+const char *krait_status_name(int32_t status) {
+  const kr_status_row *row = find_row(status);
+  return row ? row->name : "KRAIT_ERR_UNKNOWN";
+}
+
+const char *krait_status_text(int32_t status) {
+  const kr_status_row *row = find_row(status);
+  return row ? row->text : "unknown status";
+}
+
+const char *krait_status_cure(int32_t status) {
+  const kr_status_row *row = find_row(status);
+  return row ? row->cure : "";
+}
+
+const char *krait_error_detail(void) { return last_error.detail; }
+const char *krait_error_origin(void) { return last_error.origin; }
+int64_t krait_error_native(void) { return last_error.native; }
+
+/* The arguments may point into the old detail (a caller that adds context), so the new one is built aside. */
+static void keep(const char *origin, int64_t native, const char *tail, const char *format, va_list list) {
+  char text[sizeof last_error.detail];
+  int used = vsnprintf(text, sizeof text, format, list);
+  if (tail && used >= 0 && (size_t)used < sizeof text) snprintf(text + used, sizeof text - (size_t)used, ": %s", tail);
+  memcpy(last_error.detail, text, sizeof text);
+  last_error.origin = origin;
+  last_error.native = native;
+}
+
+int32_t kr_fail(int32_t status, const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  keep("krait", 0, NULL, format, list);
+  va_end(list);
+  return status;
+}
+
+int32_t kr_fail_os(int32_t status, int os_errno, const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  keep("os", os_errno, strerror(os_errno), format, list);
+  va_end(list);
+  return status;
+}
+
+int32_t kr_fail_cuda(int32_t status, int64_t result, const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  keep("cuda", result, NULL, format, list);
+  va_end(list);
+  return status;
+}

@@ -1,0 +1,169 @@
+/* check.c: runs the reference, then every other row on the same inputs, and compares elements, guards and gaps. */
+#include "check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "case.h"
+#include "status.h"
+#include "view.h"
+
+typedef struct walk {
+  const krait_ctx *ctx;
+  const kr_op *op;
+  const kr_check_options *options;
+  kr_check_result *result;
+  kr_case *c;
+  int64_t index;
+} walk;
+
+static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
+
+static void fail(walk *w, const kr_row *row, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void fail(walk *w, const kr_row *row, const char *format, ...) {
+  char what[512], line[1024];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(what, sizeof what, format, list);
+  va_end(list);
+  snprintf(line, sizeof line, "%s, row %s, case %lld, seed %llu%s%s: %s", w->op->name, row->name, (long long)w->index, (unsigned long long)w->options->seed, w->c->label[0] ? ", " : "", w->c->label, what);
+  w->result->n_failures++;
+  if (w->options->report) w->options->report(w->options->user, line);
+}
+
+/* Parts of an element: 2 for complex. */
+static double part_of(const krait_view *view, int64_t offset, int part) {
+  if (view->dtype == KRAIT_C64) return ((const float *)view->data)[2 * offset + part];
+  if (view->dtype == KRAIT_I32) return ((const int32_t *)view->data)[offset];
+  return kr_get(view, offset);
+}
+
+static double rms_of(const kr_case_tensor *t, const krait_view *view) {
+  double sum = 0;
+  int64_t n = kr_tensor_elements(t), counted = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double value = part_of(view, kr_tensor_offset(t, view, i), 0);
+    if (isfinite(value)) sum += value * value, counted++;
+  }
+  return counted ? sqrt(sum / (double)counted) : 0;
+}
+
+static int agrees(walk *w, const kr_case_tensor *t, double got, double want, double rms) {
+  if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
+  if (got == want) return 1;
+  if (!isfinite(want) || !isfinite(got)) return 0;
+  double bound = t->atol + t->rtol * fmax(fabs(want), rms), share = fabs(got - want) / bound;
+  if (share > w->result->worst) w->result->worst = share;
+  return share <= 1;
+}
+
+static void compare_elements(walk *w, const kr_row *row, const kr_case_tensor *t) {
+  krait_view got = *view_of(w->c, t), want = got;
+  want.data = t->expected + ((unsigned char *)got.data - t->storage);
+  double rms = rms_of(t, &want);
+  int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
+  for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++) {
+    int64_t offset = kr_tensor_offset(t, &got, i);
+    for (int part = 0; part < n_parts; part++) {
+      double g = part_of(&got, offset, part), e = part_of(&want, offset, part);
+      if (agrees(w, t, g, e, rms)) continue;
+      fail(w, row, "%s[%lld] is %.9g, the reference has %.9g (rms %.3g, %s)", t->name, (long long)i, g, e, rms, krait_dtype_name(got.dtype));
+      return;
+    }
+  }
+}
+
+/* Every byte that belongs to no element of an output must be as before the call. */
+static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
+  const krait_view *view = view_of(w->c, t);
+  size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
+  size_t start = (size_t)((unsigned char *)view->data - t->storage);
+  unsigned char *owned = kr_zalloc(bytes);
+  if (!owned) return;
+  if (t->role & KR_OUT)
+    for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
+      memset(owned + start + (size_t)kr_tensor_offset(t, view, i) * element, 1, element);
+  for (size_t i = 0; i < bytes; i++)
+    if (!owned[i] && t->storage[i] != t->initial[i]) {
+      fail(w, row, "wrote outside the elements of %s, byte %lld", t->name, (long long)i - (long long)start);
+      break;
+    }
+  kr_free(owned);
+}
+
+static int32_t run_with_scratch(walk *w, const kr_row *row) {
+  krait_call *call = (krait_call *)w->c->args;
+  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(w->ctx, call) : 0;
+  call->scratch = NULL;
+  if (call->scratch_bytes) {
+    call->scratch = kr_alloc(call->scratch_bytes);
+    KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for scratch");
+    memset(call->scratch, 0xfb, call->scratch_bytes);
+  }
+  int32_t status = row->run(w->ctx, call);
+  kr_free(call->scratch);
+  call->scratch = NULL;
+  return status;
+}
+
+static void keep_expected(kr_case *c) {
+  for (int i = 0; i < c->n_tensors; i++) {
+    kr_case_tensor *t = &c->tensors[i];
+    memcpy(t->expected, t->storage, (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype));
+  }
+}
+
+static void check_row(walk *w, const kr_row *row) {
+  if ((row->needs & w->ctx->caps) != row->needs) return;
+  if (w->options->row && strcmp(w->options->row, row->name) != 0) return;
+  if (row->refuse && row->refuse(w->ctx, w->c->args)) {
+    w->result->n_refused++;
+    return;
+  }
+  kr_case_reset(w->c);
+  w->result->n_runs++;
+  int32_t status = run_with_scratch(w, row);
+  if (status < 0) {
+    fail(w, row, "%s: %s", krait_status_name(status), krait_error_detail());
+    return;
+  }
+  for (int i = 0; i < w->c->n_tensors; i++) {
+    const kr_case_tensor *t = &w->c->tensors[i];
+    if (t->role & KR_OUT) compare_elements(w, row, t);
+    compare_gaps(w, row, t);
+  }
+}
+
+static int32_t check_case(walk *w) {
+  KR_TRY(kr_case_open(w->c, w->op, w->options->seed, w->index));
+  const kr_row *ref = &w->op->rows[w->op->n_rows - 1];
+  int32_t status = w->op->check(w->c->args);
+  if (status >= 0) status = run_with_scratch(w, ref);
+  if (status < 0) {
+    fail(w, ref, "%s: %s", krait_status_name(status), krait_error_detail());
+  } else {
+    keep_expected(w->c);
+    for (int32_t i = 0; i < w->op->n_rows - 1; i++) check_row(w, &w->op->rows[i]);
+    check_row(w, ref); /* against itself: guards and gaps */
+  }
+  w->result->n_cases++;
+  kr_case_close(w->c);
+  return KRAIT_OK;
+}
+
+int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_options *options, kr_check_result *result) {
+  *result = (kr_check_result){0};
+  KR_CHECK(op->make_case, KRAIT_ERR_UNSUPPORTED, "%s has no cases", op->name);
+  kr_case *c = kr_alloc(sizeof *c);
+  KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a case");
+  walk w = {ctx, op, options, result, c, 0};
+  int32_t status = KRAIT_OK;
+  int64_t n = options->n_cases > 0 ? options->n_cases : op->n_cases;
+  for (w.index = 0; w.index < n && status >= 0; w.index++) status = check_case(&w);
+  kr_free(c);
+  return status;
+}

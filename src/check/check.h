@@ -1,0 +1,69 @@
+/* check.h: the walker that compares every row of every op with the reference, on random cases around every edge. Used by
+ * the tests (tests/checkop.c) and by `krait selftest`.
+ *
+ * A case is made by <op>_check.c: it sets sizes and flags in the args, declares each view with kr_case_view and fills
+ * inputs. Storage has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes
+ * outside its elements, or leaves one unwritten, fails. */
+#ifndef KR_CHECK_H
+#define KR_CHECK_H
+
+#include <krait/ops.h>
+
+#include "op.h"
+
+enum { KR_IN = 1, KR_OUT = 2, KR_INOUT = 3 };
+enum { KR_CASE_MAX_VIEWS = 40 };
+
+typedef struct kr_case_tensor {
+  size_t view_offset; /* of the krait_view inside the args */
+  const char *name;
+  int role, n_dims;
+  int64_t shape[4];
+  int64_t n_storage; /* elements, guards included */
+  unsigned char *storage, *initial, *expected;
+  double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want) */
+} kr_case_tensor;
+
+typedef struct kr_case {
+  uint64_t random; /* state of the generator */
+  _Alignas(16) unsigned char args[4096];
+  kr_case_tensor tensors[KR_CASE_MAX_VIEWS];
+  int n_tensors;
+  char label[160]; /* what is special about this case, for the failure line */
+  int32_t status;  /* first failure while it was made */
+} kr_case;
+
+/* ---- for <op>_check.c ---- */
+int64_t kr_case_int(kr_case *c, int64_t low, int64_t high);          /* inclusive */
+int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices);
+int kr_case_chance(kr_case *c, double p);
+double kr_case_uniform(kr_case *c, double low, double high);
+double kr_case_normal(kr_case *c);
+int64_t kr_case_edge(kr_case *c, int64_t most);                      /* 0, 1, 2, vector widths +-1, ..., at most `most`, at least 1 */
+int32_t kr_case_activation_dtype(kr_case *c);                        /* float32, float16 or bfloat16 */
+/* Declares storage for a view of the args (a pointer into c->args), with random strides; innermost stride 1 half the time. */
+void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims, const int64_t *shape);
+#define KR_SHAPE(...) (sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
+void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation);
+void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high);
+void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value); /* row-major index */
+void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol);            /* else from the view's dtype */
+
+/* ---- for callers ---- */
+typedef struct kr_check_options {
+  uint64_t seed;
+  int64_t n_cases;       /* 0: the op's own number */
+  const char *row;       /* NULL: all */
+  void (*report)(void *user, const char *line); /* each failure; may be NULL */
+  void *user;
+} kr_check_options;
+
+typedef struct kr_check_result {
+  int64_t n_cases, n_runs, n_refused, n_failures;
+  double worst; /* largest error as a share of its bound */
+} kr_check_result;
+
+/* Every row of op that ctx may run, except "ref", against "ref". Failures are in result, the status says only whether it could run. */
+int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_options *options, kr_check_result *result);
+
+#endif

@@ -1,0 +1,35 @@
+/* vec.h: the vector vocabulary that a _simd.c is written in, once; the build compiles the file once per line of isa.def.
+ *
+ *   kr_v    a vector of KR_VL floats        kr_vi  as many int32        kr_vm  a mask of as many lanes
+ *   KR_FN(name)  the name with the ISA's suffix: every non-static function of a _simd.c is declared through it
+ *
+ *   kr_v_load(p) store(p, v) loadn(p, n) storen(p, v, n)   n < KR_VL lanes, zeros beyond; unaligned is fine
+ *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
+ *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
+ *   sum(v) largest(v) -> float; lanes added in a fixed tree
+ *   gt(a,b) lt(a,b) isnan(a) -> mask; select(m, a, b) = m ? a : b
+ *   round_i(v) -> kr_vi to nearest even; vi_to_v; scale2(v, i) = v 2^i for i in -126..127
+ *   gather(p, stride) scatter(p, stride, v)   lanes at p[0], p[stride], ...
+ * min and max return the second operand if either is NaN (x86 rule on every ISA). Functions on top: vec_math.h. */
+#ifndef KR_VEC_H
+#define KR_VEC_H
+
+#include <stdint.h>
+
+#define KR_CAT2(a, b) a##_##b
+#define KR_CAT(a, b) KR_CAT2(a, b)
+#define KR_FN(name) KR_CAT(name, KR_ISA_NAME)
+
+#if defined(KR_ISA_avx512)
+#include "vec_avx512.h"
+#elif defined(KR_ISA_avx2)
+#include "vec_avx2.h"
+#elif defined(KR_ISA_neon)
+#include "vec_neon.h"
+#elif defined(KR_ISA_scalar)
+#include "vec_scalar.h"
+#else
+#error "a _simd.c is compiled once per ISA: src/cpu/meson.build defines KR_ISA_<name> and KR_ISA_NAME"
+#endif
+
+#endif

@@ -1,0 +1,79 @@
+/* vec_avx512.h: the vocabulary of vec.h on 512-bit registers. */
+#ifndef KR_VEC_AVX512_H
+#define KR_VEC_AVX512_H
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__)
+#error "needs AVX-512 F, BW, DQ, VL"
+#endif
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "half.h"
+
+#define KR_VL 16
+typedef __m512 kr_v;
+typedef __m512i kr_vi;
+typedef __mmask16 kr_vm;
+
+static inline kr_vm kr_lanes(int n) { return (kr_vm)((1u << n) - 1); }
+
+static inline kr_v kr_v_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void kr_v_store(float *p, kr_v v) { _mm512_storeu_ps(p, v); }
+static inline kr_v kr_v_loadn(const float *p, int n) { return _mm512_maskz_loadu_ps(kr_lanes(n), p); }
+static inline void kr_v_storen(float *p, kr_v v, int n) { _mm512_mask_storeu_ps(p, kr_lanes(n), v); }
+
+static inline kr_v kr_v_load_h(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
+static inline void kr_v_store_h(uint16_t *p, kr_v v) {
+  _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline kr_v kr_v_loadn_h(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(kr_lanes(n), p)); }
+static inline void kr_v_storen_h(uint16_t *p, kr_v v, int n) {
+  _mm256_mask_storeu_epi16(p, kr_lanes(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline __m256i kr_to_b(kr_v v) {
+  __m512i bits = _mm512_castps_si512(v);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __m512i nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), rounded, nan));
+}
+static inline kr_v kr_from_b(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+static inline kr_v kr_v_load_b(const uint16_t *p) { return kr_from_b(_mm256_loadu_si256((const void *)p)); }
+static inline void kr_v_store_b(uint16_t *p, kr_v v) { _mm256_storeu_si256((void *)p, kr_to_b(v)); }
+static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(_mm256_maskz_loadu_epi16(kr_lanes(n), p)); }
+static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { _mm256_mask_storeu_epi16(p, kr_lanes(n), kr_to_b(v)); }
+
+static inline kr_v kr_v_set1(float x) { return _mm512_set1_ps(x); }
+static inline kr_v kr_v_zero(void) { return _mm512_setzero_ps(); }
+static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm512_add_ps(a, b); }
+static inline kr_v kr_v_sub(kr_v a, kr_v b) { return _mm512_sub_ps(a, b); }
+static inline kr_v kr_v_mul(kr_v a, kr_v b) { return _mm512_mul_ps(a, b); }
+static inline kr_v kr_v_div(kr_v a, kr_v b) { return _mm512_div_ps(a, b); }
+static inline kr_v kr_v_min(kr_v a, kr_v b) { return _mm512_min_ps(a, b); }
+static inline kr_v kr_v_max(kr_v a, kr_v b) { return _mm512_max_ps(a, b); }
+static inline kr_v kr_v_sqrt(kr_v a) { return _mm512_sqrt_ps(a); }
+static inline kr_v kr_v_neg(kr_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+static inline kr_v kr_v_abs(kr_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { return _mm512_fmadd_ps(a, b, c); }
+static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { return _mm512_fnmadd_ps(a, b, c); }
+static inline float kr_v_sum(kr_v v) { return _mm512_reduce_add_ps(v); }
+static inline float kr_v_largest(kr_v v) { return _mm512_reduce_max_ps(v); }
+
+static inline kr_vm kr_v_gt(kr_v a, kr_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+static inline kr_vm kr_v_lt(kr_v a, kr_v b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline kr_vm kr_v_isnan(kr_v a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+static inline kr_v kr_v_select(kr_vm m, kr_v a, kr_v b) { return _mm512_mask_blend_ps(m, b, a); }
+
+static inline kr_vi kr_v_round_i(kr_v v) { return _mm512_cvtps_epi32(v); }
+static inline kr_v kr_vi_to_v(kr_vi i) { return _mm512_cvtepi32_ps(i); }
+static inline kr_v kr_v_scale2(kr_v v, kr_vi i) { return _mm512_scalef_ps(v, _mm512_cvtepi32_ps(i)); }
+
+static inline kr_vi kr_lane_offsets(int64_t stride) {
+  return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32((int)stride));
+}
+/* stride must fit 27 bits: callers walk longer rows element by element */
+static inline kr_v kr_v_gather(const float *p, int64_t stride) { return _mm512_i32gather_ps(kr_lane_offsets(stride), p, 4); }
+static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) { _mm512_i32scatter_ps(p, kr_lane_offsets(stride), v, 4); }
+
+#endif

@@ -1,0 +1,90 @@
+/* vec_scalar.h: the vocabulary of vec.h in plain C, four lanes in a struct; the compiler may use whatever the baseline has. */
+#ifndef KR_VEC_SCALAR_H
+#define KR_VEC_SCALAR_H
+
+#include <math.h>
+#include <string.h>
+
+#include "half.h"
+
+#define KR_VL 4
+typedef struct kr_v { float f[KR_VL]; } kr_v;
+typedef struct kr_vi { int32_t i[KR_VL]; } kr_vi;
+typedef struct kr_vm { int32_t m[KR_VL]; } kr_vm;
+
+#define KR_EACH for (int k = 0; k < KR_VL; k++)
+
+static inline kr_v kr_v_zero(void) { return (kr_v){{0}}; }
+static inline kr_v kr_v_loadn(const float *p, int n) {
+  kr_v v = {{0}};
+  for (int k = 0; k < n; k++) v.f[k] = p[k];
+  return v;
+}
+static inline void kr_v_storen(float *p, kr_v v, int n) {
+  for (int k = 0; k < n; k++) p[k] = v.f[k];
+}
+static inline kr_v kr_v_load(const float *p) { kr_v v; memcpy(&v, p, sizeof v); return v; }
+static inline void kr_v_store(float *p, kr_v v) { memcpy(p, &v, sizeof v); }
+
+static inline kr_v kr_v_loadn_h(const uint16_t *p, int n) {
+  kr_v v = {{0}};
+  for (int k = 0; k < n; k++) v.f[k] = kr_f16_to_float(p[k]);
+  return v;
+}
+static inline void kr_v_storen_h(uint16_t *p, kr_v v, int n) {
+  for (int k = 0; k < n; k++) p[k] = kr_float_to_f16(v.f[k]);
+}
+static inline kr_v kr_v_load_h(const uint16_t *p) { return kr_v_loadn_h(p, KR_VL); }
+static inline void kr_v_store_h(uint16_t *p, kr_v v) { kr_v_storen_h(p, v, KR_VL); }
+static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) {
+  kr_v v = {{0}};
+  for (int k = 0; k < n; k++) v.f[k] = kr_bf16_to_float(p[k]);
+  return v;
+}
+static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) {
+  for (int k = 0; k < n; k++) p[k] = kr_float_to_bf16(v.f[k]);
+}
+static inline kr_v kr_v_load_b(const uint16_t *p) { return kr_v_loadn_b(p, KR_VL); }
+static inline void kr_v_store_b(uint16_t *p, kr_v v) { kr_v_storen_b(p, v, KR_VL); }
+
+static inline kr_v kr_v_set1(float x) { kr_v v; KR_EACH v.f[k] = x; return v; }
+static inline kr_v kr_v_add(kr_v a, kr_v b) { KR_EACH a.f[k] += b.f[k]; return a; }
+static inline kr_v kr_v_sub(kr_v a, kr_v b) { KR_EACH a.f[k] -= b.f[k]; return a; }
+static inline kr_v kr_v_mul(kr_v a, kr_v b) { KR_EACH a.f[k] *= b.f[k]; return a; }
+static inline kr_v kr_v_div(kr_v a, kr_v b) { KR_EACH a.f[k] /= b.f[k]; return a; }
+static inline kr_v kr_v_min(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] < b.f[k] ? a.f[k] : b.f[k]; return a; }
+static inline kr_v kr_v_max(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] > b.f[k] ? a.f[k] : b.f[k]; return a; }
+static inline kr_v kr_v_sqrt(kr_v a) { KR_EACH a.f[k] = sqrtf(a.f[k]); return a; }
+static inline kr_v kr_v_neg(kr_v a) { KR_EACH a.f[k] = -a.f[k]; return a; }
+static inline kr_v kr_v_abs(kr_v a) { KR_EACH a.f[k] = fabsf(a.f[k]); return a; }
+/* Two roundings: a fused one would be a library call per lane on the baseline. */
+static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = a.f[k] * b.f[k] + c.f[k]; return c; }
+static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = c.f[k] - a.f[k] * b.f[k]; return c; }
+static inline float kr_v_sum(kr_v v) { return (v.f[0] + v.f[2]) + (v.f[1] + v.f[3]); }
+static inline float kr_v_largest(kr_v v) {
+  float largest = v.f[0];
+  KR_EACH largest = v.f[k] > largest ? v.f[k] : largest;
+  return largest;
+}
+
+static inline kr_vm kr_v_gt(kr_v a, kr_v b) { kr_vm m; KR_EACH m.m[k] = a.f[k] > b.f[k]; return m; }
+static inline kr_vm kr_v_lt(kr_v a, kr_v b) { kr_vm m; KR_EACH m.m[k] = a.f[k] < b.f[k]; return m; }
+static inline kr_vm kr_v_isnan(kr_v a) { kr_vm m; KR_EACH m.m[k] = a.f[k] != a.f[k]; return m; }
+static inline kr_v kr_v_select(kr_vm m, kr_v a, kr_v b) { KR_EACH a.f[k] = m.m[k] ? a.f[k] : b.f[k]; return a; }
+
+/* The addition of 1.5 2^23 rounds to nearest even for |v| < 2^22, which is all that callers need. */
+static inline kr_vi kr_v_round_i(kr_v v) {
+  kr_vi i;
+  KR_EACH i.i[k] = (int32_t)(kr_float_bits(v.f[k] + 12582912.0f) - 0x4b400000u);
+  return i;
+}
+static inline kr_v kr_vi_to_v(kr_vi i) { kr_v v; KR_EACH v.f[k] = (float)i.i[k]; return v; }
+static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
+  KR_EACH v.f[k] *= kr_bits_float((uint32_t)(i.i[k] + 127) << 23);
+  return v;
+}
+
+static inline kr_v kr_v_gather(const float *p, int64_t stride) { kr_v v; KR_EACH v.f[k] = p[k * stride]; return v; }
+static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) { KR_EACH p[k * stride] = v.f[k]; }
+
+#endif

@@ -1,0 +1,144 @@
+/* ctx.c: opens and closes contexts, and reads capability lists. */
+#include "ctx.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "env.h"
+#include "probe.h"
+#include "log.h"
+#include "status.h"
+
+#define KR_STRING2(x) #x
+#define KR_STRING(x) KR_STRING2(x)
+
+static const struct {
+  uint64_t cap;
+  const char *name;
+} cap_names[] = {
+    {KRAIT_CAP_CPU, "cpu"},
+    {KRAIT_CAP_AVX2, "avx2"},
+    {KRAIT_CAP_AVX512, "avx512"},
+    {KRAIT_CAP_AVX512_BF16, "avx512_bf16"},
+    {KRAIT_CAP_AVX512_FP16, "avx512_fp16"},
+    {KRAIT_CAP_NEON, "neon"},
+    {KRAIT_CAP_CUDA_BASE, "cuda_base"},
+    {KRAIT_CAP_CUDA_AMPERE, "cuda_ampere"},
+    {KRAIT_CAP_CUDA_HOPPER, "cuda_hopper"},
+};
+enum { N_CAPS = sizeof cap_names / sizeof *cap_names };
+
+const char *krait_version(void) {
+  return KR_STRING(KRAIT_VERSION_MAJOR) "." KR_STRING(KRAIT_VERSION_MINOR) "." KR_STRING(KRAIT_VERSION_PATCH);
+}
+
+static uint64_t cap_of(const char *name, size_t length) {
+  for (int i = 0; i < N_CAPS; i++)
+    if (strlen(cap_names[i].name) == length && memcmp(cap_names[i].name, name, length) == 0) return cap_names[i].cap;
+  return length == 3 && memcmp(name, "all", 3) == 0 ? KRAIT_CAPS_ALL : 0;
+}
+
+int32_t krait_caps_parse(const char *text, uint64_t *caps) {
+  KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
+  uint64_t keep = 0, drop = 0;
+  for (const char *word = text; *word;) {
+    size_t length = strcspn(word, ",");
+    int negative = *word == '-';
+    uint64_t cap = cap_of(word + negative, length - (size_t)negative);
+    KR_CHECK(cap, KRAIT_ERR_ARGUMENT, "unknown capability '%.*s' in '%s'", (int)length, word, text);
+    *(negative ? &drop : &keep) |= cap;
+    word += length + (word[length] == ',');
+  }
+  *caps = ((keep ? keep : KRAIT_CAPS_ALL) & ~drop) | KRAIT_CAP_CPU;
+  return KRAIT_OK;
+}
+
+size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes) {
+  size_t used = 0;
+  if (text_bytes) text[0] = 0;
+  for (int i = 0; i < N_CAPS; i++) {
+    if (!(caps & cap_names[i].cap)) continue;
+    char word[32];
+    int length = snprintf(word, sizeof word, "%s%s", used ? "," : "", cap_names[i].name);
+    if (used + (size_t)length < text_bytes) memcpy(text + used, word, (size_t)length + 1);
+    used += (size_t)length;
+  }
+  return used;
+}
+
+static int32_t fallback_policy(int32_t asked, int32_t *policy) {
+  KR_CHECK(asked >= KRAIT_FALLBACK_DEFAULT && asked <= KRAIT_FALLBACK_CPU, KRAIT_ERR_ARGUMENT, "fallback is %d, not a KRAIT_FALLBACK_*", asked);
+  const char *text = kr_env_fallback();
+  *policy = asked ? asked : KRAIT_FALLBACK_WARN;
+  if (asked || !text) return KRAIT_OK;
+  if (strcmp(text, "never") == 0) *policy = KRAIT_FALLBACK_NEVER;
+  else if (strcmp(text, "cpu") == 0) *policy = KRAIT_FALLBACK_CPU;
+  else KR_CHECK(strcmp(text, "warn") == 0, KRAIT_ERR_ARGUMENT, "KRAIT_FALLBACK is '%s', not warn, never or cpu", text);
+  return KRAIT_OK;
+}
+
+static int32_t wanted_caps(uint64_t mask, uint64_t *wanted) {
+  *wanted = mask ? mask | KRAIT_CAP_CPU : KRAIT_CAPS_ALL;
+  if (!mask && kr_env_caps()) KR_TRY(krait_caps_parse(kr_env_caps(), wanted));
+  return KRAIT_OK;
+}
+
+static int32_t read_options(const krait_ctx_options *given, krait_ctx_options *options) {
+  *options = (krait_ctx_options){.size = sizeof *options};
+  if (!given) return KRAIT_OK;
+  KR_CHECK(given->size >= 8 && given->size <= sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_ctx_options.size is %u, this library knows %zu", given->size, sizeof *options);
+  memcpy(options, given, given->size);
+  return KRAIT_OK;
+}
+
+int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
+  KR_CHECK(handle, KRAIT_ERR_ARGUMENT, "ctx must not be NULL");
+  *handle = NULL;
+  krait_ctx_options options;
+  int32_t policy;
+  uint64_t wanted;
+  KR_TRY(read_options(given, &options));
+  KR_TRY(fallback_policy(options.fallback, &policy));
+  KR_TRY(wanted_caps(options.caps_mask, &wanted));
+  KR_CHECK(options.device <= KRAIT_DEVICE_CPU && options.device >= 0, KRAIT_ERR_NO_DEVICE, "device %d: this build runs on the CPU only", options.device);
+  krait_ctx *ctx = kr_zalloc(sizeof *ctx);
+  KR_CHECK(ctx, KRAIT_ERR_NO_MEMORY, "no memory for a context");
+  ctx->device = KRAIT_DEVICE_CPU;
+  ctx->caps = krait_cpu_caps() & wanted;
+  ctx->fallback = policy;
+  ctx->verbose = kr_env_verbose();
+  int n_threads = options.n_threads > 0 ? options.n_threads : kr_env_threads();
+  ctx->pool = kr_pool_open(n_threads > 0 ? n_threads : kr_usable_cores());
+  if (!ctx->pool) krait_ctx_close(&ctx);
+  *handle = ctx;
+  return ctx ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for threads");
+}
+
+void krait_ctx_close(krait_ctx **handle) {
+  if (!handle || !*handle) return;
+  kr_pool_close(&(*handle)->pool);
+  kr_free(*handle);
+  *handle = NULL;
+}
+
+uint64_t krait_ctx_caps(const krait_ctx *ctx) { return ctx->caps; }
+int32_t krait_ctx_device(const krait_ctx *ctx) { return ctx->device; }
+int32_t krait_ctx_n_threads(const krait_ctx *ctx) { return kr_pool_size(ctx->pool); }
+
+int32_t krait_ctx_read_stats(const krait_ctx *ctx, krait_ctx_stats *stats) {
+  KR_CHECK(ctx && stats && stats->size >= sizeof *stats, KRAIT_ERR_STRUCT_SIZE, "stats.size must be %zu", sizeof *stats);
+  stats->n_calls = atomic_load(&ctx->n_calls);
+  stats->n_fallbacks = atomic_load(&ctx->n_fallbacks);
+  return KRAIT_OK;
+}
+
+size_t krait_dtype_bytes(int32_t dtype) {
+  static const unsigned char bytes[] = {4, 2, 2, 8, 4, 8, 8};
+  return dtype >= 0 && dtype < (int32_t)sizeof bytes ? bytes[dtype] : 0;
+}
+
+const char *krait_dtype_name(int32_t dtype) {
+  static const char *const names[] = {"float32", "float16", "bfloat16", "float64", "int32", "int64", "complex64"};
+  return krait_dtype_bytes(dtype) ? names[dtype] : "unknown";
+}

@@ -1,0 +1,25 @@
+/* ctx.h: what a krait_ctx holds: capabilities, threads, policy, counters. It does not change after open, but for counters. */
+#ifndef KR_CTX_H
+#define KR_CTX_H
+
+#include <krait/krait.h>
+#include <stdatomic.h>
+
+#include "pool.h"
+
+struct krait_ctx {
+  uint64_t caps;    /* what rows may use here: KRAIT_CAP_CPU and ISAs, or the tiers of a device */
+  int32_t device;   /* KRAIT_DEVICE_CPU or KRAIT_DEVICE_CUDA(i) */
+  int32_t fallback; /* KRAIT_FALLBACK_*, never _DEFAULT */
+  int verbose;
+  kr_pool *pool;
+  void *cuda; /* the cuda room's device state, NULL on the CPU */
+  atomic_ullong n_calls, n_fallbacks;
+};
+
+/* Loops of CPU rows. Outputs must not depend on how the range was cut. */
+static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  kr_pool_run(ctx->pool, n, grain, fn, user);
+}
+
+#endif

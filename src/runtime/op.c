@@ -1,0 +1,91 @@
+/* op.c: from a call to a row: size of the struct, contract, first willing row, scratch; and the verbose line. */
+#include "op.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "clock.h"
+#include "log.h"
+#include "status.h"
+
+enum { MAX_ARGS_BYTES = 4096 };
+
+/* Older callers have shorter structs (the rest is zero), newer ones longer (their tail must be zero). */
+static int32_t complete_args(const kr_op *op, const void *args, void *buffer, const void **complete) {
+  KR_CHECK(args, KRAIT_ERR_ARGUMENT, "%s: args must not be NULL", op->name);
+  uint32_t size = ((const krait_call *)args)->size;
+  KR_CHECK(size >= sizeof(krait_call) && size <= MAX_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE, "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
+  *complete = args;
+  for (uint32_t i = op->args_bytes; i < size; i++)
+    KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE, "%s: args is newer than this library and uses a field that it does not know (byte %u)", op->name, i);
+  if (size >= op->args_bytes) return KRAIT_OK;
+  memset(buffer, 0, op->args_bytes);
+  memcpy(buffer, args, size);
+  *complete = buffer;
+  return KRAIT_OK;
+}
+
+static const char *refusal_of(const kr_row *row, const krait_ctx *ctx, const void *args) {
+  if ((row->needs & ctx->caps) != row->needs) return "needs a capability that this context lacks";
+  return row->refuse ? row->refuse(ctx, args) : NULL;
+}
+
+static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void *args) {
+  char text[768];
+  size_t used = 0;
+  for (int32_t i = 0; i < op->n_rows && used < sizeof text; i++) {
+    const char *why = refusal_of(&op->rows[i], ctx, args);
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i ? "; " : "", op->rows[i].name, why ? why : "willing");
+  }
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row takes this call (%s)", op->name, text);
+}
+
+const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status) {
+  for (int32_t i = 0; i < op->n_rows; i++) {
+    const char *why = refusal_of(&op->rows[i], ctx, args);
+    if (!why) return &op->rows[i];
+    if (ctx->verbose >= 2) kr_log("%s: not %s: %s", op->name, op->rows[i].name, why);
+  }
+  int32_t failed = quote_refusals(op, ctx, args);
+  if (status) *status = failed;
+  return NULL;
+}
+
+static int32_t prepare(const kr_op *op, const krait_ctx *ctx, const void *args, void *buffer, const void **complete, const kr_row **row) {
+  KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
+  KR_TRY(complete_args(op, args, buffer, complete));
+  KR_TRY(op->check(*complete));
+  int32_t status = KRAIT_OK;
+  *row = kr_op_resolve(op, ctx, *complete, &status);
+  return status;
+}
+
+int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
+  _Alignas(16) unsigned char buffer[MAX_ARGS_BYTES];
+  const void *complete = NULL;
+  const kr_row *row = NULL;
+  KR_CHECK(bytes, KRAIT_ERR_ARGUMENT, "%s: bytes must not be NULL", op->name);
+  KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
+  *bytes = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
+  return KRAIT_OK;
+}
+
+static int32_t run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
+  if (!ctx->verbose) return row->run(ctx, args);
+  int64_t start = kr_clock_ns();
+  int32_t status = row->run(ctx, args);
+  kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3, status < 0 ? ", failed" : "");
+  return status;
+}
+
+int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
+  _Alignas(16) unsigned char buffer[MAX_ARGS_BYTES];
+  const void *complete = NULL;
+  const kr_row *row = NULL;
+  KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
+  const krait_call *call = complete;
+  uint64_t needed = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
+  KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);
+  atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
+  return run_row(op, row, ctx, complete);
+}

@@ -1,0 +1,70 @@
+/* pool.c: every index is visited once, whoever calls: alone, nested, or from many threads at once. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "../test.h"
+#include "pool.h"
+
+enum { N = 10000 };
+
+typedef struct visits {
+  kr_pool *pool;
+  atomic_int count[N];
+} visits;
+
+static void visit(void *user, int64_t begin, int64_t end, int worker) {
+  visits *v = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) atomic_fetch_add(&v->count[i], 1);
+}
+
+static void visit_nested(void *user, int64_t begin, int64_t end, int worker) {
+  visits *v = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) kr_pool_run(v->pool, N, 7, visit, v);
+}
+
+static void assert_all(visits *v, int times) {
+  for (int i = 0; i < N; i++) assert_int_equal(atomic_load(&v->count[i]), times);
+}
+
+static void every_index_once(void **state) {
+  (void)state;
+  for (int n_threads = 1; n_threads <= 8; n_threads *= 2) {
+    static visits v;
+    memset(&v, 0, sizeof v);
+    v.pool = kr_pool_open(n_threads);
+    for (int round = 1; round <= 50; round++) {
+      kr_pool_run(v.pool, N, round, visit, &v);
+      assert_all(&v, round);
+    }
+    kr_pool_run(v.pool, 3, 1, visit_nested, &v);
+    assert_all(&v, 53);
+    kr_pool_run(v.pool, 0, 1, visit, &v);
+    kr_pool_close(&v.pool);
+    assert_null(v.pool);
+  }
+}
+
+static void *call_pool(void *user) {
+  visits *v = user;
+  for (int round = 0; round < 20; round++) kr_pool_run(v->pool, N, 100, visit, v);
+  return NULL;
+}
+
+static void busy_pool_serves_second_callers(void **state) {
+  (void)state;
+  static visits v;
+  memset(&v, 0, sizeof v);
+  v.pool = kr_pool_open(4);
+  pthread_t threads[8];
+  for (int i = 0; i < 8; i++) pthread_create(&threads[i], NULL, call_pool, &v);
+  for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+  assert_all(&v, 160);
+  kr_pool_close(&v.pool);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once), cmocka_unit_test(busy_pool_serves_second_callers)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,29 @@
+/* status.c: names and texts exist for every status, and the last failure belongs to its thread. */
+#include "../test.h"
+#include "status.h"
+
+static void every_status_has_a_text(void **state) {
+  (void)state;
+#define KR_STATUS(name, text, cure)                          \
+  assert_string_equal(krait_status_name(name), #name);       \
+  assert_true(strlen(krait_status_text(name)) > 3);
+#include "status.def"
+#undef KR_STATUS
+  assert_string_equal(krait_status_name(-9999), "KRAIT_ERR_UNKNOWN");
+}
+
+static void detail_may_quote_the_old_detail(void **state) {
+  (void)state;
+  assert_int_equal(kr_fail(KRAIT_ERR_SHAPE, "B is %d", 3), KRAIT_ERR_SHAPE);
+  kr_fail(KRAIT_ERR_SHAPE, "conv: %s", krait_error_detail());
+  assert_string_equal(krait_error_detail(), "conv: B is 3");
+  kr_fail_os(KRAIT_ERR_FILE_OPEN, 2, "cannot open x");
+  assert_string_equal(krait_error_detail(), "cannot open x: No such file or directory");
+  assert_string_equal(krait_error_origin(), "os");
+  assert_int_equal(krait_error_native(), 2);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_status_has_a_text), cmocka_unit_test(detail_may_quote_the_old_detail)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

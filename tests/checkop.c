@@ -1,0 +1,59 @@
+/* checkop.c: walks ops.def: every row of every op against its reference, under every mask. One cmocka test per op and
+ * mask. Usage: checkop [OP]; KR_CHECK_SEED and KR_CHECK_SCALE (a factor on the number of cases) come from the build. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "op_list.h"
+
+static uint64_t seed;
+
+static void print_line(void *user, const char *line) {
+  (void)user;
+  print_error("  %s\n", line);
+}
+
+/* Each mask removes one more ISA from the best end, as `krait --caps` would. */
+static const char *const masks[] = {"all", "-avx512,-avx512_bf16,-avx512_fp16", "cpu"};
+
+static void check_under_masks(void **state) {
+  const kr_op *op = *state;
+  int64_t n_failures = 0;
+  for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+    krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
+    krait_ctx *ctx;
+    assert_int_equal(krait_caps_parse(masks[m], &options.caps_mask), KRAIT_OK);
+    assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+    kr_check_options check = {.seed = seed + m, .report = print_line};
+    kr_check_result result;
+    assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
+    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name, masks[m], (long long)result.n_runs, (long long)result.n_refused, result.worst);
+    n_failures += result.n_failures;
+    krait_ctx_close(&ctx);
+  }
+  assert_int_equal(n_failures, 0);
+}
+
+int main(int argc, char **argv) {
+  const char *given = getenv("KR_CHECK_SEED");
+  seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+  print_message("seed %llu\n", (unsigned long long)seed);
+  struct CMUnitTest *tests = calloc((size_t)kr_n_ops, sizeof *tests);
+  size_t n_tests = 0;
+  for (int32_t i = 0; i < kr_n_ops; i++)
+    if (argc < 2 || strcmp(argv[1], kr_ops[i]->name) == 0)
+      tests[n_tests++] = (struct CMUnitTest){kr_ops[i]->name, check_under_masks, NULL, NULL, (void *)kr_ops[i]};
+  if (!n_tests) {
+    fprintf(stderr, "checkop: no such op: %s\n", argc > 1 ? argv[1] : "");
+    return 2;
+  }
+  int failed = _cmocka_run_group_tests("checkop", tests, n_tests, NULL, NULL);
+  free(tests);
+  return failed;
+}

@@ -1,0 +1,11 @@
+/* test.h: cmocka with the headers that it wants, in the order that it wants. */
+#ifndef KR_TEST_H
+#define KR_TEST_H
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+#endif

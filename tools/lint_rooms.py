@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Checks the house's fences: the include law of ROOMS, calls that belong to one room, file heads, sizes, paths."""
+import pathlib, re, subprocess, sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FENCED = {  # pattern: rooms that may use it
+    r"\b(malloc|calloc|realloc|aligned_alloc)\s*\(": ("src/base",),
+    r"\bgetenv\s*\(": ("src/base",),
+    r"\b(printf|puts|putchar)\s*\(": ("cli", "tests"),
+    r"(?<![_\w])(exit|abort)\s*\(": ("cli", "tests"),
+    r"\b(strcpy|strcat|sprintf|gets)\s*\(": (),
+}
+MACHINE_PATH = re.compile(r"(^|[^\w.])/(work|home|farm|root)/")
+MAX_FILE_LINES = 900
+problems = []
+
+
+def room_of(path):
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+
+
+def read_law():
+    law, libs = {}, {}
+    for line in (ROOT / "ROOMS").read_text().splitlines():
+        if line.startswith("#") or ":" not in line:
+            continue
+        room, rest = line.split(":", 1)
+        words = rest.split()
+        law[room] = {w for w in words if not w.startswith("lib:")}
+        for w in words:
+            if w.startswith("lib:"):
+                libs.setdefault(w[4:], set()).add(room)
+    return law, libs
+
+
+def tracked(*suffixes):
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True).stdout
+    return [ROOT / f for f in out.splitlines() if f.endswith(suffixes) and (ROOT / f).is_file()]
+
+
+def strip_comments(text):
+    text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
+    return re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
+
+
+def check_includes(path, text, law, libs, owner):
+    room = room_of(path)
+    if room not in law:
+        problems.append(f"{path.relative_to(ROOT)}: room '{room}' is not in ROOMS")
+        return
+    for quoted, angled in re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', text, re.M):
+        if quoted:
+            target = owner.get(pathlib.Path(quoted).name)
+            if target and target != room and "*" not in law[room] and target.replace("src/", "") not in law[room]:
+                problems.append(f"{path.relative_to(ROOT)}: {room} may not include {quoted} of {target}")
+        for lib, rooms in libs.items():
+            if angled and angled.startswith(lib) and room not in rooms and "*" not in law[room]:
+                problems.append(f"{path.relative_to(ROOT)}: only {', '.join(sorted(rooms))} may include <{angled}>")
+
+
+def check_calls(path, text):
+    room = room_of(path)
+    for pattern, rooms in FENCED.items():
+        if room in rooms or room == "tests":
+            continue
+        for number, line in enumerate(strip_comments(text).splitlines(), 1):
+            if re.search(pattern, line):
+                problems.append(f"{path.relative_to(ROOT)}:{number}: forbidden here: {line.strip()[:80]}")
+
+
+def main():
+    law, libs = read_law()
+    sources = tracked(".c", ".h", ".cu", ".cuh", ".def")
+    owner = {p.name: room_of(p) for p in sources if p.suffix != ".c"}
+    names = {}
+    for path in sources:
+        text = path.read_text()
+        if path.suffix in (".c", ".h") and room_of(path) != "include":
+            check_includes(path, text, law, libs, owner)
+            check_calls(path, text)
+        if not text.lstrip().startswith("/*") and not text.lstrip().startswith("//"):
+            problems.append(f"{path.relative_to(ROOT)}: the first lines must say what the file knows")
+        if room_of(path) not in ("tests", "include"):
+            if path.name in names:
+                problems.append(f"{path.relative_to(ROOT)}: same file name as {names[path.name]}")
+            names[path.name] = path.relative_to(ROOT)
+        if len(text.splitlines()) > MAX_FILE_LINES:
+            problems.append(f"{path.relative_to(ROOT)}: longer than {MAX_FILE_LINES} lines")
+    for path in tracked(".c", ".h", ".py", ".md", ".build", ".yaml", ".yml", ".cu", ".cuh", ".toml", "Makefile", ".sh"):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
+    print("\n".join(problems) if problems else f"lint: {len(sources)} source files keep the law")
+    return 1 if problems else 0
+
+
+sys.exit(main())
