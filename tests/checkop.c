@@ -1,5 +1,5 @@
 /* checkop.c: walks ops.def: every row of every op against its reference, under every mask. One cmocka test per op and
- * mask. Usage: checkop [OP]; KR_CHECK_SEED and KR_CHECK_SCALE (a factor on the number of cases) come from the build. */
+ * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer runs). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,6 +13,12 @@
 #include "op_list.h"
 
 static uint64_t seed;
+static int64_t percent = 100;
+
+static int64_t case_count(const kr_op *op) {
+  int64_t n = op->n_cases * percent / 100;
+  return n > 8 ? n : 8;
+}
 
 static void print_line(void *user, const char *line) {
   (void)user;
@@ -30,7 +36,7 @@ static void check_under_masks(void **state) {
     krait_ctx *ctx;
     assert_int_equal(krait_caps_parse(masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-    kr_check_options check = {.seed = seed + m, .report = print_line};
+    kr_check_options check = {.seed = seed + m, .n_cases = case_count(op), .report = print_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
     print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name, masks[m], (long long)result.n_runs, (long long)result.n_refused, result.worst);
@@ -43,6 +49,8 @@ static void check_under_masks(void **state) {
 int main(int argc, char **argv) {
   const char *given = getenv("KR_CHECK_SEED");
   seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+  const char *scale = getenv("KR_CHECK_PERCENT");
+  if (scale) percent = strtoll(scale, NULL, 10);
   print_message("seed %llu\n", (unsigned long long)seed);
   struct CMUnitTest *tests = calloc((size_t)kr_n_ops, sizeof *tests);
   size_t n_tests = 0;
