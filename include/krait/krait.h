@@ -71,6 +71,14 @@ KRAIT_API int64_t krait_error_native(void);     /* errno or CUresult; 0 for "kra
 #define KRAIT_I32 4
 #define KRAIT_I64 5
 #define KRAIT_C64 6 /* two float32: real, imaginary */
+/* Weights files may hold these; no operator computes on them. */
+#define KRAIT_I16 7
+#define KRAIT_I8 8
+#define KRAIT_U8 9
+#define KRAIT_BOOL 10 /* one byte, 0 or 1 */
+#define KRAIT_U16 11
+#define KRAIT_U32 12
+#define KRAIT_U64 13
 
 KRAIT_API size_t krait_dtype_bytes(int32_t dtype); /* 0 for an unknown type */
 KRAIT_API const char *krait_dtype_name(int32_t dtype);

@@ -1,0 +1,191 @@
+/* weights.c: detects the format of a weights file, and holds what its reader found. */
+#include "weights.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "safetensors.h"
+#include "status.h"
+#include "torch_file.h"
+#include "weights_build.h"
+
+enum { OWNED_HEAD_BYTES = 64, MAX_NAME_BYTES = 4096 };
+
+/* ---- building --------------------------------------------------------------------------------------------------- */
+
+int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint64_t *bytes) {
+  uint64_t product = krait_dtype_bytes(dtype);
+  int is_empty = 0;
+  for (int32_t i = 0; i < n_dims; i++) {
+    KR_CHECK(shape[i] >= 0, KRAIT_ERR_FILE_FORMAT, "a negative size");
+    if (shape[i] == 0) is_empty = 1;
+    else KR_CHECK(product <= (uint64_t)INT64_MAX / (uint64_t)shape[i], KRAIT_ERR_FILE_FORMAT, "a shape of more than 2^63 bytes");
+    if (shape[i]) product *= (uint64_t)shape[i];
+  }
+  *bytes = is_empty ? 0 : product;
+  return KRAIT_OK;
+}
+
+void *kr_weights_own(kr_weights *weights, size_t bytes) {
+  if (bytes > SIZE_MAX - OWNED_HEAD_BYTES) return NULL;
+  kr_owned *block = kr_alloc(OWNED_HEAD_BYTES + bytes);
+  if (!block) return NULL;
+  block->next = weights->owned;
+  weights->owned = block;
+  return (char *)block + OWNED_HEAD_BYTES;
+}
+
+const char *kr_weights_own_text(kr_weights *weights, const char *text, size_t length) {
+  char *copy = kr_weights_own(weights, length + 1);
+  if (!copy) return NULL;
+  memcpy(copy, text, length);
+  copy[length] = 0;
+  return copy;
+}
+
+/* Room for one more element in an array that doubles. */
+static void *grow(void *array, int64_t n, int64_t *capacity, size_t element_bytes) {
+  if (n < *capacity) return array;
+  int64_t wanted = *capacity ? 2 * *capacity : 64;
+  void *grown = kr_realloc(array, (size_t)n * element_bytes, (size_t)wanted * element_bytes);
+  if (grown) *capacity = wanted;
+  return grown;
+}
+
+int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
+  size_t length = strlen(item->name);
+  KR_CHECK(length <= MAX_NAME_BYTES, KRAIT_ERR_FILE_FORMAT, "a tensor name of %zu bytes", length);
+  const char *name = kr_weights_own_text(weights, item->name, length);
+  kr_weight *items = name ? grow(weights->items, weights->n_items, &weights->capacity, sizeof *items) : NULL;
+  KR_CHECK(items, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
+  weights->items = items;
+  items[weights->n_items] = *item;
+  items[weights->n_items++].name = name;
+  return KRAIT_OK;
+}
+
+int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char *value) {
+  kr_metadata pair = {kr_weights_own_text(weights, key, strlen(key)), NULL};
+  if (pair.key) pair.value = kr_weights_own_text(weights, value, strlen(value));
+  kr_metadata *list = pair.value ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity, sizeof *list) : NULL;
+  KR_CHECK(list, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
+  weights->metadata = list;
+  list[weights->n_metadata++] = pair;
+  return KRAIT_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+  return strcmp((*(const kr_weight *const *)a)->name, (*(const kr_weight *const *)b)->name);
+}
+
+static int32_t align_data(kr_weights *weights, kr_weight *item) {
+  size_t alignment = krait_dtype_bytes(item->dtype);
+  if (item->bytes == 0 || (uintptr_t)item->data % alignment == 0) return KRAIT_OK;
+  void *copy = kr_weights_own(weights, (size_t)item->bytes);
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  item->data = memcpy(copy, item->data, (size_t)item->bytes);
+  return KRAIT_OK;
+}
+
+int32_t kr_weights_finish(kr_weights *weights, const char *label) {
+  weights->by_name = kr_alloc_array((size_t)weights->n_items, sizeof *weights->by_name);
+  KR_CHECK(weights->by_name, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
+  for (int64_t i = 0; i < weights->n_items; i++) {
+    KR_TRY(align_data(weights, &weights->items[i]));
+    weights->by_name[i] = &weights->items[i];
+  }
+  qsort(weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
+  for (int64_t i = 1; i < weights->n_items; i++)
+    KR_CHECK(strcmp(weights->by_name[i - 1]->name, weights->by_name[i]->name) != 0, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' appears twice", label, weights->by_name[i]->name);
+  return KRAIT_OK;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
+
+static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t n_bytes, const char *label) {
+  if (kr_torch_file_is(bytes, n_bytes)) {
+    weights->format = "pytorch";
+    KR_TRY(kr_torch_file_read(bytes, n_bytes, label, weights));
+  } else {
+    weights->format = "safetensors";
+    KR_TRY(kr_safetensors_read(bytes, n_bytes, label, weights));
+  }
+  return kr_weights_finish(weights, label);
+}
+
+static int32_t open_weights(const char *path, const void *bytes, size_t n_bytes, const char *label, kr_weights **handle) {
+  *handle = NULL;
+  kr_weights *weights = kr_zalloc(sizeof *weights);
+  KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  int32_t status = path ? kr_mapfile_open(path, &weights->file) : KRAIT_OK;
+  if (status == KRAIT_OK)
+    status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label) : read_any(weights, bytes, n_bytes, label);
+  if (status < 0) kr_weights_close(&weights);
+  *handle = weights;
+  return status;
+}
+
+int32_t kr_weights_open(const char *path, kr_weights **weights) { return open_weights(path, NULL, 0, path, weights); }
+
+int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {
+  return open_weights(NULL, bytes, n_bytes, label, weights);
+}
+
+void kr_weights_close(kr_weights **handle) {
+  kr_weights *weights = *handle;
+  if (!weights) return;
+  for (kr_owned *block = weights->owned, *next; block; block = next) {
+    next = block->next;
+    kr_free(block);
+  }
+  kr_mapfile_close(&weights->file);
+  kr_free(weights->items);
+  kr_free(weights->by_name);
+  kr_free(weights->metadata);
+  kr_free(weights);
+  *handle = NULL;
+}
+
+/* ---- asking ----------------------------------------------------------------------------------------------------- */
+
+const char *kr_weights_format(const kr_weights *weights) { return weights->format; }
+int64_t kr_weights_count(const kr_weights *weights) { return weights->n_items; }
+const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i) { return &weights->items[i]; }
+int64_t kr_weights_n_metadata(const kr_weights *weights) { return weights->n_metadata; }
+const kr_metadata *kr_weights_metadata_at(const kr_weights *weights, int64_t i) { return &weights->metadata[i]; }
+
+const kr_weight *kr_weights_find(const kr_weights *weights, const char *name) {
+  const kr_weight wanted = {.name = name}, *key = &wanted;
+  const kr_weight **found = bsearch(&key, weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
+  return found ? *found : NULL;
+}
+
+const char *kr_weights_metadata(const kr_weights *weights, const char *key) {
+  for (int64_t i = 0; i < weights->n_metadata; i++)
+    if (strcmp(weights->metadata[i].key, key) == 0) return weights->metadata[i].value;
+  return NULL;
+}
+
+const char *kr_shape_format(int32_t n_dims, const int64_t *shape, char *text, size_t text_bytes) {
+  size_t used = (size_t)snprintf(text, text_bytes, "(");
+  for (int32_t i = 0; i < n_dims && used < text_bytes; i++)
+    used += (size_t)snprintf(text + used, text_bytes - used, "%s%" PRId64, i ? ", " : "", shape[i]);
+  if (used < text_bytes) snprintf(text + used, text_bytes - used, ")");
+  return text;
+}
+
+int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data) {
+  char wanted[192], found[192];
+  const kr_weight *item = kr_weights_find(weights, name);
+  kr_shape_format(n_dims, shape, wanted, sizeof wanted);
+  KR_CHECK(item, KRAIT_ERR_WEIGHTS, "tensor '%s' of shape %s is missing", name, wanted);
+  int is_same = item->n_dims == n_dims;
+  for (int32_t i = 0; is_same && i < n_dims; i++) is_same = item->shape[i] == shape[i];
+  KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration wants %s", name, kr_shape_format(item->n_dims, item->shape, found, sizeof found), wanted);
+  KR_CHECK(item->dtype == KRAIT_F32, KRAIT_ERR_WEIGHTS, "tensor '%s' is %s, not float32", name, krait_dtype_name(item->dtype));
+  *data = item->data;
+  return KRAIT_OK;
+}

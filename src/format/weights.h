@@ -1,0 +1,47 @@
+/* weights.h: named tensors and metadata of a weights file, whatever its format: safetensors, or what torch.save wrote.
+ *
+ * Immutable after open; any number of threads may read. Names are unique. Tensors are contiguous, row-major and aligned to
+ * their element size; they live as long as the kr_weights (for kr_weights_open_memory also as long as the given bytes).
+ * Names and shapes come from a hostile file: they are bounded and consistent with `bytes`, but mean nothing yet. */
+#ifndef KR_WEIGHTS_H
+#define KR_WEIGHTS_H
+
+#include <krait/krait.h>
+
+enum { KR_WEIGHT_MAX_DIMS = 8 };
+
+typedef struct kr_weight {
+  const char *name; /* UTF-8 */
+  int32_t dtype;    /* KRAIT_F32 ... */
+  int32_t n_dims;   /* 0 for a scalar */
+  int64_t shape[KR_WEIGHT_MAX_DIMS];
+  const void *data;
+  uint64_t bytes;   /* product of shape * krait_dtype_bytes(dtype) */
+} kr_weight;
+
+typedef struct kr_metadata {
+  const char *key, *value; /* UTF-8 */
+} kr_metadata;
+
+typedef struct kr_weights kr_weights;
+
+int32_t kr_weights_open(const char *path, kr_weights **weights);
+/* label stands for the path in messages; bytes must outlive the handle. */
+int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
+void kr_weights_close(kr_weights **weights);
+
+const char *kr_weights_format(const kr_weights *weights); /* "safetensors" or "pytorch" */
+int64_t kr_weights_count(const kr_weights *weights);
+const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the file's order */
+const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */
+/* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found instead. */
+int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data);
+
+int64_t kr_weights_n_metadata(const kr_weights *weights);
+const kr_metadata *kr_weights_metadata_at(const kr_weights *weights, int64_t i);
+const char *kr_weights_metadata(const kr_weights *weights, const char *key); /* NULL if there is none */
+
+/* "(64, 1, 3)" into text, always NUL terminated; returns text. */
+const char *kr_shape_format(int32_t n_dims, const int64_t *shape, char *text, size_t text_bytes);
+
+#endif
