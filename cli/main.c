@@ -4,6 +4,7 @@
 
 #include <krait/krait.h>
 
+#include "args.h"
 #include "cmd.h"
 
 static const struct {
@@ -11,13 +12,17 @@ static const struct {
   int (*run)(int argc, char **argv);
   const char *summary;
 } verbs[] = {
+    {"info", cmd_info, "what a weights file holds, or what this program and machine can do"},
+    {"convert", cmd_convert, "weights of any format to safetensors"},
     {"version", cmd_version, "print the version"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
 int cmd_version(int argc, char **argv) {
-  (void)argc;
-  (void)argv;
+  int first;
+  const kr_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
   printf("krait %s\n", krait_version());
   return 0;
 }

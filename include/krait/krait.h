@@ -140,6 +140,14 @@ KRAIT_API int32_t krait_ctx_device(const krait_ctx *ctx);     /* KRAIT_DEVICE_CP
 KRAIT_API int32_t krait_ctx_n_threads(const krait_ctx *ctx);
 KRAIT_API int32_t krait_ctx_read_stats(const krait_ctx *ctx, krait_ctx_stats *stats);
 
+/* ---- operators as data: what krait info prints ------------------------------------------------------------------
+ * op in 0..krait_n_ops()-1; row in 0..krait_op_n_rows(op)-1, best first, "ref" last. NULL and 0 for others. */
+KRAIT_API int32_t krait_n_ops(void);
+KRAIT_API const char *krait_op_name(int32_t op);
+KRAIT_API int32_t krait_op_n_rows(int32_t op);
+KRAIT_API const char *krait_op_row_name(int32_t op, int32_t row);
+KRAIT_API uint64_t krait_op_row_needs(int32_t op, int32_t row); /* KRAIT_CAP_*: all of them */
+
 #ifdef __cplusplus
 }
 #endif

@@ -15,3 +15,17 @@ const kr_op *kr_op_find(const char *name) {
     if (strcmp(kr_ops[i]->name, name) == 0) return kr_ops[i];
   return NULL;
 }
+
+int32_t krait_n_ops(void) { return kr_n_ops; }
+
+static const kr_op *op_at(int32_t op) { return op >= 0 && op < kr_n_ops ? kr_ops[op] : NULL; }
+
+static const kr_row *row_at(int32_t op, int32_t row) {
+  const kr_op *found = op_at(op);
+  return found && row >= 0 && row < found->n_rows ? &found->rows[row] : NULL;
+}
+
+const char *krait_op_name(int32_t op) { return op_at(op) ? op_at(op)->name : NULL; }
+int32_t krait_op_n_rows(int32_t op) { return op_at(op) ? op_at(op)->n_rows : 0; }
+const char *krait_op_row_name(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->name : NULL; }
+uint64_t krait_op_row_needs(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->needs : 0; }

@@ -3,6 +3,7 @@
 #include "../test.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "alloc.h"

@@ -1,0 +1,162 @@
+/* args.c: getopt_long driven by a verb's table; help, numbers with ranges, one-line errors. */
+#include "args.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 100, HELP_COLUMN = 26 };
+
+int kr_usage_error(const char *verb, const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  fprintf(stderr, "krait %s: ", verb);
+  vfprintf(stderr, format, list);
+  fprintf(stderr, "; krait %s --help tells more\n", verb);
+  va_end(list);
+  return 2;
+}
+
+int kr_report(const char *verb, int32_t status) {
+  const char *detail = krait_error_detail(), *cure = krait_status_cure(status);
+  fprintf(stderr, "krait %s: %s%s%s%s\n", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
+  return 1;
+}
+
+/* ---- help ------------------------------------------------------------------------------------------------------- */
+
+/* Words of text from column on, further lines indented to it. */
+static void print_wrapped(const char *text, int column) {
+  int at = column;
+  while (*text) {
+    int length = (int)strcspn(text, " ");
+    if (at > column && at + 1 + length > WIDTH) at = printf("\n%*s", column, "") - 1;
+    else if (at > column) at += printf(" ");
+    at += printf("%.*s", length, text);
+    text += length + (text[length] == ' ');
+  }
+  printf("\n");
+}
+
+static void print_option(char letter, const char *name, const char *value, const char *help) {
+  char head[96], letters[8] = "    ";
+  if (letter) snprintf(letters, sizeof letters, "-%c, ", letter);
+  int used = snprintf(head, sizeof head, "  %s--%s%s%s", letters, name, value ? " " : "", value ? value : "");
+  printf("%s", head);
+  if (used >= HELP_COLUMN) printf("\n%*s", HELP_COLUMN, "");
+  else printf("%*s", HELP_COLUMN - used, "");
+  print_wrapped(help, HELP_COLUMN);
+}
+
+static void print_help(const kr_verb *verb) {
+  printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands, verb->n_options ? " [options]" : "");
+  print_wrapped(verb->summary, 0);
+  printf("\n");
+  for (int i = 0; i < verb->n_options; i++) {
+    const kr_option *o = &verb->options[i];
+    print_option(o->letter, o->name, o->value, o->help);
+  }
+  print_option(HELP, "help", NULL, "print this and stop");
+}
+
+/* ---- values ----------------------------------------------------------------------------------------------------- */
+
+static int read_number(const kr_verb *verb, const kr_option *option, const char *text) {
+  char *end = NULL;
+  errno = 0;
+  long long whole = option->whole ? strtoll(text, &end, 10) : 0;
+  double value = option->whole ? (double)whole : strtod(text, &end);
+  if (end == text || *end || errno || !(value >= option->low && value <= option->high))
+    return kr_usage_error(verb->name, "--%s is '%s', not a %s from %.10g to %.10g", option->name, text, option->whole ? "whole number" : "number", option->low, option->high);
+  if (option->whole) *option->whole = whole;
+  else *option->real = value;
+  return -1;
+}
+
+static int take_value(const kr_verb *verb, const kr_option *option, const char *text) {
+  if (option->is_set) *option->is_set = 1;
+  else if (option->text) *option->text = text;
+  else return read_number(verb, option, text);
+  return -1;
+}
+
+/* ---- getopt ----------------------------------------------------------------------------------------------------- */
+
+typedef struct kr_getopt {
+  struct option longs[MAX_OPTIONS + 2];
+  char shorts[2 * MAX_OPTIONS + 4];
+} kr_getopt;
+
+static void make_tables(const kr_verb *verb, kr_getopt *tables) {
+  char *s = tables->shorts;
+  *s++ = ':'; /* a missing value is ':' rather than a line of getopt's own */
+  *s++ = HELP;
+  for (int i = 0; i < verb->n_options; i++) {
+    const kr_option *o = &verb->options[i];
+    tables->longs[i] = (struct option){o->name, o->value ? required_argument : no_argument, NULL, FIRST_LONG + i};
+    if (!o->letter) continue;
+    *s++ = o->letter;
+    if (o->value) *s++ = ':';
+  }
+  *s = 0;
+  tables->longs[verb->n_options] = (struct option){"help", no_argument, NULL, HELP};
+  tables->longs[verb->n_options + 1] = (struct option){0};
+}
+
+static const kr_option *find_option(const kr_verb *verb, int code) {
+  if (code >= FIRST_LONG) return &verb->options[code - FIRST_LONG];
+  for (int i = 0; i < verb->n_options; i++)
+    if (verb->options[i].letter == code) return &verb->options[i];
+  return NULL;
+}
+
+static int check_operands(const kr_verb *verb, int n) {
+  if (n < verb->min_operands) return kr_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand", verb->name, verb->operands);
+  if (verb->max_operands >= 0 && n > verb->max_operands) return kr_usage_error(verb->name, "%d operands, at most %d are taken", n, verb->max_operands);
+  return -1;
+}
+
+int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand) {
+  kr_getopt tables;
+  if (verb->n_options > MAX_OPTIONS) return kr_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
+  make_tables(verb, &tables);
+  opterr = 0;
+  optind = 0; /* start afresh */
+  for (int code; (code = getopt_long(argc, argv, tables.shorts, tables.longs, NULL)) != -1;) {
+    const char *word = argv[optind - 1];
+    if (code == ':') return kr_usage_error(verb->name, "option '%s' needs a value", word);
+    if (code == HELP) return print_help(verb), 0;
+    const kr_option *option = find_option(verb, code);
+    if (!option && optopt && optopt < FIRST_LONG) return kr_usage_error(verb->name, "unknown option '-%c'", optopt);
+    if (!option) return kr_usage_error(verb->name, "unknown, unclear or overfull option '%s'", word);
+    int status = take_value(verb, option, optarg);
+    if (status >= 0) return status;
+  }
+  *first_operand = optind;
+  return check_operands(verb, argc - optind);
+}
+
+/* ---- where to compute ------------------------------------------------------------------------------------------- */
+
+static int device_of(const char *text, int32_t *device) {
+  char *end;
+  *device = KRAIT_DEVICE_AUTO;
+  if (!text || strcmp(text, "auto") == 0) return 0;
+  *device = strcmp(text, "cpu") == 0 ? KRAIT_DEVICE_CPU : KRAIT_DEVICE_CUDA(0);
+  if (*device == KRAIT_DEVICE_CPU || strcmp(text, "cuda") == 0) return 0;
+  if (strncmp(text, "cuda:", 5) != 0 || text[5] < '0' || text[5] > '9') return -1;
+  long index = strtol(text + 5, &end, 10);
+  *device = KRAIT_DEVICE_CUDA((int32_t)index);
+  return *end || index > 1023 ? -1 : 0;
+}
+
+int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
+  krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads};
+  if (device_of(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
+  int32_t status = run->caps ? krait_caps_parse(run->caps, &options.caps_mask) : KRAIT_OK;
+  if (status == KRAIT_OK) status = krait_ctx_open(&options, ctx);
+  return status < 0 ? kr_report(verb, status) + 1 : -1;
+}

@@ -1,0 +1,60 @@
+/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help text.
+ *
+ *   const kr_option options[] = {KR_TEXT("output", 'o', "FILE", &out, "write here"), KR_SWITCH("json", 0, &json, "print JSON")};
+ *   const kr_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, KR_N(options), 2, 2};
+ *   int first, status = kr_args_read(&verb, argc, argv, &first);
+ *   if (status >= 0) return status;             the operands are argv[first] ... argv[argc - 1]
+ */
+#ifndef KR_ARGS_H
+#define KR_ARGS_H
+
+#include <krait/krait.h>
+
+#define KR_N(array) (int)(sizeof(array) / sizeof *(array))
+
+typedef struct kr_option {
+  const char *name;  /* "weights" for --weights */
+  char letter;       /* 'o' for -o, or 0 */
+  const char *value; /* how the help calls the value, NULL for a switch */
+  const char *help;
+  int *is_set;       /* exactly one of these four is not NULL; they keep their value when the option is not given */
+  const char **text;
+  int64_t *whole;
+  double *real;
+  double low, high;  /* range of whole and real */
+} kr_option;
+
+#define KR_SWITCH(name, letter, target, help) {name, letter, NULL, help, target, NULL, NULL, NULL, 0, 0}
+#define KR_TEXT(name, letter, value, target, help) {name, letter, value, help, NULL, target, NULL, NULL, 0, 0}
+#define KR_WHOLE(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, target, NULL, low, high}
+#define KR_REAL(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, NULL, target, low, high}
+
+typedef struct kr_verb {
+  const char *name, *operands, *summary; /* "enhance", "IN... [-o OUT]", one or more sentences */
+  const kr_option *options;
+  int n_options;
+  int min_operands, max_operands; /* max -1: any number */
+} kr_verb;
+
+/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0 after
+ * --help on standard output, 2 after a line on standard error). */
+int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand);
+
+/* Where and how to compute, for every verb that computes: put KR_RUN_OPTIONS(&run) into its table. */
+typedef struct kr_run {
+  const char *device, *caps; /* NULL: automatic, all */
+  int64_t n_threads;         /* 0: every core */
+} kr_run;
+#define KR_RUN_OPTIONS(run)                                                                                                \
+  KR_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),                              \
+  KR_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"),                      \
+  KR_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)")
+/* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */
+int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx);
+
+/* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */
+int kr_report(const char *verb, int32_t status);
+/* One line on standard error: the verb and the given text. Returns the exit status 2. */
+int kr_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,21 @@
+/* cmd_convert.c: krait convert. */
+#include <krait/model.h>
+
+#include "args.h"
+#include "cmd.h"
+
+int cmd_convert(int argc, char **argv) {
+  const char *config = NULL, *overrides = NULL;
+  const kr_option options[] = {
+      KR_TEXT("config", 0, "YAML", &config, "the model's configuration: plain, conf/model/NAME.yaml or a run's .hydra/config.yaml"),
+      KR_TEXT("set", 0, "K=V,...", &overrides, "single values that win over --config and the file's metadata; model=NAME names the model"),
+  };
+  const kr_verb verb = {"convert", "IN OUT.safetensors",
+                        "Writes the tensors of a safetensors file or of what torch.save wrote (best.th, checkpoint.th, *.pt) as safetensors, with the "
+                        "configuration in its metadata. Nothing in the input is executed.",
+                        options, KR_N(options), 2, 2};
+  int first, exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
+  int32_t status = krait_weights_convert(argv[first], argv[first + 1], config, overrides);
+  return status < 0 ? kr_report(verb.name, status) : 0;
+}

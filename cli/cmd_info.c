@@ -1,0 +1,102 @@
+/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <krait/model.h>
+
+#include "args.h"
+#include "cmd.h"
+
+/* ---- the program ------------------------------------------------------------------------------------------------ */
+
+static json_t *rows_json(int32_t op, uint64_t caps) {
+  json_t *rows = json_array();
+  for (int32_t row = 0; row < krait_op_n_rows(op); row++) {
+    uint64_t needs = krait_op_row_needs(op, row);
+    char text[256];
+    krait_caps_format(needs, text, sizeof text);
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable", (needs & caps) == needs));
+  }
+  return rows;
+}
+
+static json_t *program_json(void) {
+  char caps[256];
+  krait_caps_format(krait_cpu_caps(), caps, sizeof caps);
+  json_t *ops = json_object();
+  for (int32_t op = 0; op < krait_n_ops(); op++) json_object_set_new(ops, krait_op_name(op), rows_json(op, krait_cpu_caps()));
+  return json_pack("{s:s, s:s, s:o}", "version", krait_version(), "cpu_caps", caps, "ops", ops);
+}
+
+static void print_program(const json_t *info) {
+  const char *name;
+  json_t *rows, *row;
+  size_t i;
+  printf("krait %s\ncpu: %s\n\noperators and their rows, best first (those in brackets need what this CPU lacks):\n", krait_version(), json_string_value(json_object_get(info, "cpu_caps")));
+  json_object_foreach(json_object_get(info, "ops"), name, rows) {
+    printf("  %-24s", name);
+    json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]", json_string_value(json_object_get(row, "name")));
+    printf("\n");
+  }
+}
+
+/* ---- a file ----------------------------------------------------------------------------------------------------- */
+
+static void print_pairs(const char *title, const json_t *pairs) {
+  const char *key;
+  json_t *value;
+  if (json_object_size(pairs) == 0) return;
+  printf("\n%s:\n", title);
+  json_object_foreach((json_t *)pairs, key, value) {
+    char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+    printf("  %-24s %s\n", key, text ? text : json_string_value(value));
+    free(text);
+  }
+}
+
+static void print_tensor(const json_t *tensor) {
+  const json_t *shape = json_object_get(tensor, "shape");
+  printf("  %-56s %-9s (", json_string_value(json_object_get(tensor, "name")), json_string_value(json_object_get(tensor, "dtype")));
+  for (size_t i = 0; i < json_array_size(shape); i++) printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(json_array_get(shape, i)));
+  printf(")\n");
+}
+
+static void print_file(const json_t *info) {
+  const json_t *tensors = json_object_get(info, "tensors");
+  const char *model = json_string_value(json_object_get(info, "model"));
+  printf("format: %s\nmodel: %s\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_string_value(json_object_get(info, "format")),
+         model ? model : "not stated", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
+  print_pairs("configuration", json_object_get(info, "config"));
+  print_pairs("metadata", json_object_get(info, "metadata"));
+  printf("\ntensors:\n");
+  for (size_t i = 0; i < json_array_size(tensors); i++) print_tensor(json_array_get(tensors, i));
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+static int show(const json_t *info, int as_json, void (*print)(const json_t *)) {
+  if (!as_json) print(info);
+  else if (json_dumpf(info, stdout, JSON_INDENT(2)) != 0 || putchar('\n') == EOF) return 1;
+  return fflush(stdout) != 0 || ferror(stdout);
+}
+
+int cmd_info(int argc, char **argv) {
+  int as_json = 0, first;
+  const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON")};
+  const kr_verb verb = {"info", "[FILE]",
+                        "Without FILE: version, capabilities of this CPU, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
+                        "parameter count of a weights file (safetensors or PyTorch).",
+                        options, KR_N(options), 0, 1};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
+  char *text = NULL;
+  int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
+  if (status < 0) return kr_report(verb.name, status);
+  json_t *info = text ? json_loads(text, 0, NULL) : program_json();
+  krait_text_free(&text);
+  int failed = !info || show(info, as_json, first < argc ? print_file : print_program);
+  json_decref(info);
+  if (failed) fprintf(stderr, "krait info: cannot print: out of memory, or standard output is closed\n");
+  return failed;
+}

@@ -1,0 +1,104 @@
+/* weights_io.c: describes and converts weights files. */
+#include "weights_io.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <krait/model.h>
+
+#include "alloc.h"
+#include "safetensors.h"
+#include "status.h"
+
+/* "model" and "config" are shown and written from the merged configuration, not twice. */
+static int is_configuration(const char *key) { return strcmp(key, "model") == 0 || strcmp(key, "config") == 0; }
+
+static json_t *metadata_json(const kr_weights *weights) {
+  json_t *pairs = json_object();
+  for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++) {
+    const kr_metadata *pair = kr_weights_metadata_at(weights, i);
+    if (!is_configuration(pair->key)) json_object_set_new(pairs, pair->key, json_string(pair->value));
+  }
+  return pairs;
+}
+
+static int64_t count_params(const kr_weight *item) {
+  int is_float = item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16 || item->dtype == KRAIT_F64 || item->dtype == KRAIT_C64;
+  return is_float ? (int64_t)(item->bytes / krait_dtype_bytes(item->dtype)) : 0;
+}
+
+static json_t *tensors_json(const kr_weights *weights, int64_t *n_params) {
+  json_t *list = json_array();
+  *n_params = 0;
+  for (int64_t i = 0; i < kr_weights_count(weights); i++) {
+    const kr_weight *item = kr_weights_at(weights, i);
+    json_t *shape = json_array();
+    for (int32_t d = 0; d < item->n_dims; d++) json_array_append_new(shape, json_integer(item->shape[d]));
+    json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
+    *n_params += count_params(item);
+  }
+  return list;
+}
+
+int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json) {
+  int64_t n_params;
+  char *values = kr_config_json(config);
+  json_t *tensors = tensors_json(weights, &n_params);
+  json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model", kr_config_model(config),
+                           "config", values ? json_loads(values, 0, NULL) : NULL, "n_params", (json_int_t)n_params,
+                           "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors, "metadata", metadata_json(weights));
+  char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+  *json = text ? kr_strdup(text) : NULL;
+  free(text);
+  json_decref(root);
+  kr_free(values);
+  return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
+}
+
+int32_t krait_weights_describe(const char *weights_path, char **json) {
+  kr_weights *weights;
+  kr_config *config = NULL;
+  KR_CHECK(weights_path && json, KRAIT_ERR_ARGUMENT, "weights_path and json must not be NULL");
+  *json = NULL;
+  KR_TRY(kr_weights_open(weights_path, &weights));
+  int32_t status = kr_config_open(weights, NULL, NULL, &config);
+  if (status == KRAIT_OK) status = kr_weights_json(weights, config, json);
+  kr_config_close(&config);
+  kr_weights_close(&weights);
+  return status;
+}
+
+void krait_text_free(char **text) {
+  if (!text) return;
+  kr_free(*text);
+  *text = NULL;
+}
+
+/* The input's metadata, with model and config as merged. */
+static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values, const char *out_path) {
+  int64_t n = 0;
+  kr_metadata *metadata = kr_alloc_array((size_t)kr_weights_n_metadata(weights) + 2, sizeof *metadata);
+  KR_CHECK(metadata, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
+  if (kr_config_model(config)) metadata[n++] = (kr_metadata){"model", kr_config_model(config)};
+  if (strcmp(values, "{}") != 0) metadata[n++] = (kr_metadata){"config", values};
+  for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++)
+    if (!is_configuration(kr_weights_metadata_at(weights, i)->key)) metadata[n++] = *kr_weights_metadata_at(weights, i);
+  int32_t status = kr_safetensors_write(out_path, kr_weights_count(weights) ? kr_weights_at(weights, 0) : NULL, kr_weights_count(weights), metadata, n);
+  kr_free(metadata);
+  return status;
+}
+
+int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path, const char *overrides) {
+  kr_weights *weights;
+  kr_config *config = NULL;
+  KR_CHECK(in_path && out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
+  KR_TRY(kr_weights_open(in_path, &weights));
+  int32_t status = kr_config_open(weights, config_path, overrides, &config);
+  char *values = status == KRAIT_OK ? kr_config_json(config) : NULL;
+  if (status == KRAIT_OK) status = values ? write_converted(weights, config, values, out_path) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
+  kr_free(values);
+  kr_config_close(&config);
+  kr_weights_close(&weights);
+  return status;
+}

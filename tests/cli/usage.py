@@ -1,0 +1,20 @@
+"""Help, unknown options and operands of every verb."""
+from run import check, check_error, finish, krait
+
+top = krait("--help")
+check(top.returncode == 0 and top.stderr == b"", "--help goes to standard output")
+verbs = [line.split()[0] for line in top.stdout.decode().splitlines() if line.startswith("  ")]
+check("info" in verbs and "convert" in verbs, f"verbs listed: {verbs}")
+for verb in verbs:
+    done = krait(verb, "--help")
+    check(done.returncode == 0 and done.stderr == b"", f"{verb} --help: {done}")
+    check(done.stdout.decode().startswith(f"usage: krait {verb}"), f"{verb} --help: {done.stdout}")
+    check(all(len(line) <= 100 for line in done.stdout.decode().splitlines()), f"{verb} --help: too wide")
+    check_error(2, "'--nonsense'", verb, "--nonsense")
+    check_error(2, "'-Z'", verb, "-Z")
+check_error(2, "unknown verb 'frobnicate'", "frobnicate")
+check_error(2, "needs a value", "convert", "a", "b", "--config")
+check_error(2, "missing", "convert", "a")
+check_error(2, "at most 1", "info", "a", "b")
+check(krait().returncode == 2, "no verb at all")
+finish()
