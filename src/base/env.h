@@ -7,5 +7,6 @@ int kr_env_verbose(void);          /* KRAIT_VERBOSE: 0 silent, 1 a line per op c
 const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; NULL when unset */
 int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */
 const char *kr_env_libcuda(void);  /* KRAIT_LIBCUDA: path of the driver library; NULL: the system's */
+const char *kr_env_tmpdir(void);   /* TMPDIR: where temporary copies go; /tmp when unset */
 
 #endif

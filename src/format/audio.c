@@ -1,0 +1,188 @@
+/* audio.c: reading audio through libsndfile, with every surprise turned into one sentence that names the file. */
+#define _GNU_SOURCE
+#include "audio.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sndfile.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "audio_file.h"
+#include "env.h"
+#include "status.h"
+
+/* libsndfile's sentence without its final stop. */
+const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes) {
+  snprintf(text, text_bytes, "%s", sf_strerror(file));
+  for (size_t n = strlen(text); n > 0 && (text[n - 1] == '.' || text[n - 1] == '\n' || text[n - 1] == ' '); n--) text[n - 1] = 0;
+  return text;
+}
+
+int32_t kr_copy_bytes(int from, int to, const char *from_name, const char *to_name) {
+  char block[1 << 16];
+  for (;;) {
+    ssize_t n = read(from, block, sizeof block);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", from_name);
+    if (n == 0) return KRAIT_OK;
+    for (ssize_t done = 0; done < n;) {
+      ssize_t step = write(to, block + done, (size_t)(n - done));
+      if (step < 0 && errno == EINTR) continue;
+      if (step < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", to_name);
+      done += step;
+    }
+  }
+}
+
+/* An unlinked copy that can be rewound; *fd is open and at its start. */
+static int32_t spool(int from, const char *name, int *fd) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/krait-in-XXXXXX", kr_env_tmpdir());
+  *fd = mkstemp(path);
+  if (*fd < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot create a temporary file in %s for %s", kr_env_tmpdir(), name);
+  unlink(path);
+  int32_t status = kr_copy_bytes(from, *fd, name, "the temporary copy of the input");
+  off_t size = status < 0 ? 0 : lseek(*fd, 0, SEEK_CUR);
+  if (status == KRAIT_OK && size == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is empty", name);
+  if (status == KRAIT_OK) lseek(*fd, 0, SEEK_SET);
+  else close(*fd);
+  return status;
+}
+
+/* What may be read directly has *fd = -1 and is opened by name. */
+static int32_t reach(const char *path, const char *name, struct stat *info, int *fd) {
+  const int is_stdin = strcmp(path, "-") == 0;
+  *fd = -1;
+  int from = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (from < 0 || fstat(from, info) != 0) {
+    const int failed = errno;
+    if (from >= 0 && !is_stdin) close(from);
+    return kr_fail_os(KRAIT_ERR_FILE_OPEN, failed, "cannot open %s", name);
+  }
+  if (!is_stdin) fcntl(from, F_SETFL, 0); /* O_NONBLOCK was only for open: a pipe nobody writes must not hang it */
+  int32_t status = KRAIT_OK;
+  if (S_ISDIR(info->st_mode)) status = kr_fail(KRAIT_ERR_FILE_OPEN, "%s is a folder, not an audio file", name);
+  else if (is_stdin || S_ISFIFO(info->st_mode) || S_ISSOCK(info->st_mode)) status = spool(from, name, fd);
+  else if (!S_ISREG(info->st_mode)) status = kr_fail(KRAIT_ERR_FILE_OPEN, "%s is a device, not an audio file", name);
+  else if (info->st_size == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is empty", name);
+  if (!is_stdin) close(from);
+  return status;
+}
+
+/* Header lines of libsndfile's log that promise more bytes of sound than the file has. Streams that were written to a pipe promise
+ * nothing (0) or about 2 or 4 GiB, and are fine. */
+static int promises_more(SNDFILE *file) {
+  static const char *const labels[] = {"data :", "SSND :", "BODY :", "Data Size   :", "riff :"};
+  char log[16384] = "";
+  sf_command(file, SFC_GET_LOG_INFO, log, sizeof log);
+  if (strstr(log, "truncated file") || strstr(log, "does not match value from 'ds64'")) return 1;
+  for (size_t i = 0; i < sizeof labels / sizeof *labels; i++) {
+    const char *at = strstr(log, labels[i]);
+    if (!at || (at != log && at[-1] != '\n' && at[-1] != ' ')) continue;
+    char *rest = NULL;
+    const unsigned long long promised = strtoull(at + strlen(labels[i]), &rest, 10);
+    static const char should[] = " (should be ";
+    if (!rest || strncmp(rest, should, sizeof should - 1) != 0) continue;
+    if (promised < 0x7fff0000ull && promised > strtoull(rest + sizeof should - 1, NULL, 10)) return 1;
+  }
+  return 0;
+}
+
+static int32_t check_header(const kr_audio_in *in) {
+  const kr_audio_info *info = &in->info;
+  KR_CHECK(info->n_channels >= 1 && info->n_channels <= KR_AUDIO_MAX_CHANNELS, KRAIT_ERR_FILE_FORMAT, "%s has %d channels; up to %d can be read",
+           in->name, info->n_channels, KR_AUDIO_MAX_CHANNELS);
+  KR_CHECK(info->sample_rate_hz >= KR_AUDIO_MIN_HZ && info->sample_rate_hz <= KR_AUDIO_MAX_HZ, KRAIT_ERR_FILE_FORMAT,
+           "%s has a sample rate of %d Hz; %d to %d can be read", in->name, info->sample_rate_hz, KR_AUDIO_MIN_HZ, KR_AUDIO_MAX_HZ);
+  KR_CHECK(info->n_frames != 0, KRAIT_ERR_FILE_FORMAT, "%s holds no samples", in->name);
+  KR_CHECK(info->n_frames > 0 && info->n_frames < SF_COUNT_MAX && !promises_more(in->file), KRAIT_ERR_FILE_READ,
+           "%s is truncated: its header promises more sound than the file holds", in->name);
+  return KRAIT_OK;
+}
+
+static int32_t open_sound(kr_audio_in *in, int fd, const char *path) {
+  SF_INFO info = {0};
+  in->file = fd >= 0 ? sf_open_fd(fd, SFM_READ, &info, SF_TRUE) : sf_open(path, SFM_READ, &info);
+  if (!in->file) {
+    char text[200];
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not an audio file that can be read (libsndfile: %s)", in->name, kr_sndfile_text(NULL, text, sizeof text));
+  }
+  in->info = (kr_audio_info){.sample_rate_hz = info.samplerate, .n_channels = info.channels, .format = info.format, .n_frames = info.frames};
+  return check_header(in);
+}
+
+int32_t kr_audio_open(const char *path, kr_audio_in **out) {
+  int fd = -1;
+  struct stat info;
+  kr_audio_in *in = kr_zalloc(sizeof *in);
+  KR_CHECK(in, KRAIT_ERR_NO_MEMORY, "no memory for a file");
+  in->name = kr_strdup(strcmp(path, "-") == 0 ? "standard input" : path);
+  int32_t status = in->name ? reach(path, in->name, &info, &fd) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
+  if (status == KRAIT_OK) {
+    char again[40];
+    snprintf(again, sizeof again, "/proc/self/fd/%d", fd);
+    in->path = kr_strdup(fd >= 0 ? again : path);
+    in->device = info.st_dev;
+    in->inode = info.st_ino;
+    status = open_sound(in, fd, path);
+  }
+  if (status < 0) kr_audio_close(&in);
+  else *out = in;
+  return status;
+}
+
+void kr_audio_close(kr_audio_in **in) {
+  if (!*in) return;
+  if ((*in)->file) sf_close((*in)->file);
+  kr_free((*in)->name);
+  kr_free((*in)->path);
+  kr_free(*in);
+  *in = NULL;
+}
+
+const kr_audio_info *kr_audio_in_info(const kr_audio_in *in) { return &in->info; }
+const char *kr_audio_in_path(const kr_audio_in *in) { return in->path; }
+
+static int32_t check_finite(const kr_audio_in *in, const float *samples, int64_t n_frames) {
+  const int64_t n_channels = in->info.n_channels;
+  for (int64_t i = 0; i < n_frames * n_channels; i++) {
+    if (isfinite(samples[i])) continue;
+    const int64_t frame = in->position + i / n_channels;
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: sample %lld (at %.3f s) of channel %lld is %s; repair the recording first", in->name, (long long)frame,
+                   (double)frame / in->info.sample_rate_hz, (long long)(i % n_channels + 1), isnan(samples[i]) ? "not a number" : "infinite");
+  }
+  return KRAIT_OK;
+}
+
+/* Compressed MPEG headers only estimate the length. */
+static int ends_early(const kr_audio_in *in) {
+  const int64_t promised = in->info.n_frames;
+  const int estimated = (in->info.format & SF_FORMAT_TYPEMASK) == KR_SF_FORMAT_MPEG;
+  return in->position < promised - (estimated ? promised / 50 + 2304 : 0);
+}
+
+int32_t kr_audio_read(kr_audio_in *in, float *samples, int64_t n_frames, int64_t *n_read) {
+  char text[200];
+  *n_read = sf_readf_float(in->file, samples, n_frames);
+  KR_CHECK(*n_read >= 0, KRAIT_ERR_FILE_READ, "cannot read %s", in->name);
+  KR_TRY(check_finite(in, samples, *n_read));
+  in->position += *n_read;
+  if (*n_read == n_frames) return KRAIT_OK;
+  KR_CHECK(sf_error(in->file) == SF_ERR_NO_ERROR, KRAIT_ERR_FILE_READ, "%s is damaged or truncated after sample %lld of %lld (libsndfile: %s)", in->name,
+           (long long)in->position, (long long)in->info.n_frames, kr_sndfile_text(in->file, text, sizeof text));
+  KR_CHECK(!ends_early(in), KRAIT_ERR_FILE_READ, "%s is truncated: it ends after sample %lld of %lld", in->name, (long long)in->position,
+           (long long)in->info.n_frames);
+  return KRAIT_OK;
+}
+
+int32_t kr_audio_rewind(kr_audio_in *in) {
+  KR_CHECK(sf_seek(in->file, 0, SEEK_SET) == 0, KRAIT_ERR_FILE_READ, "cannot go back to the start of %s", in->name);
+  in->position = 0;
+  return KRAIT_OK;
+}

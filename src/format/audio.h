@@ -1,0 +1,36 @@
+/* audio.h: audio files in and out, block by block, in whatever format, rate and channel count libsndfile knows.
+ * Samples are float32, interleaved, full scale 1. */
+#ifndef KR_AUDIO_H
+#define KR_AUDIO_H
+
+#include <stdint.h>
+
+typedef struct kr_audio_info {
+  int32_t sample_rate_hz, n_channels;
+  int32_t format;   /* libsndfile's container | encoding */
+  int64_t n_frames; /* what the header promises; reading may find less, which is an error, or (MPEG) a little more */
+} kr_audio_info;
+
+/* ---- reading: "-" is standard input; what cannot be rewound (pipes) is first copied to an unlinked temporary file ---- */
+typedef struct kr_audio_in kr_audio_in;
+int32_t kr_audio_open(const char *path, kr_audio_in **in);
+void kr_audio_close(kr_audio_in **in);
+const kr_audio_info *kr_audio_in_info(const kr_audio_in *in);
+/* n_read < n_frames only at the end. NaN, infinities and files that end too early are errors that name the place. */
+int32_t kr_audio_read(kr_audio_in *in, float *samples, int64_t n_frames, int64_t *n_read);
+int32_t kr_audio_rewind(kr_audio_in *in);
+const char *kr_audio_in_path(const kr_audio_in *in); /* opens the same recording again while in is open, standard input too */
+
+/* ---- writing: appears under its name only on commit ---- */
+typedef struct kr_audio_out kr_audio_out;
+/* The format of like, or the one that path's extension names (with the nearest encoding); rate, channels and text tags of like.
+ * path "-" is standard output. A path that is like's own file is refused. */
+int32_t kr_audio_create(const char *path, const kr_audio_in *like, kr_audio_out **out);
+int32_t kr_audio_write(kr_audio_out *out, const float *samples, int64_t n_frames);
+/* No more samples: the file under kr_audio_out_path is complete and can be read, but not yet under its final name. */
+int32_t kr_audio_finish(kr_audio_out *out);
+const char *kr_audio_out_path(const kr_audio_out *out);
+int32_t kr_audio_commit(kr_audio_out **out);   /* finishes, moves into place and frees; on failure nothing is left */
+void kr_audio_abandon(kr_audio_out **out);     /* removes what was written and frees */
+
+#endif

@@ -1,0 +1,26 @@
+/* audio_file.h: what the reading and the writing half of audio.h share. */
+#ifndef KR_AUDIO_FILE_H
+#define KR_AUDIO_FILE_H
+
+#include <sndfile.h>
+#include <sys/types.h>
+
+#include "audio.h"
+
+enum { KR_AUDIO_MAX_CHANNELS = 256, KR_AUDIO_MIN_HZ = 1000, KR_AUDIO_MAX_HZ = 1000000 };
+enum { KR_SF_FORMAT_MPEG = 0x230000, KR_SF_SUBTYPE_MPEG_3 = 0x0082 }; /* libsndfile 1.1 and later; older headers lack the names */
+
+struct kr_audio_in {
+  char *name; /* for sentences */
+  char *path; /* by which it can be opened again */
+  SNDFILE *file;
+  kr_audio_info info;
+  dev_t device; /* with inode: which file this is */
+  ino_t inode;
+  int64_t position; /* frames read */
+};
+
+const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes);
+int32_t kr_copy_bytes(int from, int to, const char *from_name, const char *to_name);
+
+#endif

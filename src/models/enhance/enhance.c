@@ -1,0 +1,227 @@
+/* enhance.c: recordings of any length, rate and format through a denoiser, in bounded memory. For every channel:
+ *
+ *   file block -> gain -> resample to 16 kHz -> overlapping windows -> resample back -> 1 / gain -> queue
+ *
+ * and when all channels have samples waiting they are written as one block. The file is read twice: first for its length, its
+ * level and its flaws, so that nothing is computed for a file that cannot be finished. */
+#include "enhance.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "audio.h"
+#include "clock.h"
+#include "job.h"
+#include "plot.h"
+#include "resample.h"
+#include "score.h"
+#include "status.h"
+
+enum { BLOCK = 4096 };
+
+/* ---- samples in memory ---- */
+typedef struct cursor {
+  float *samples;
+} cursor;
+
+static int32_t store(void *user, const float *samples, int64_t n) {
+  cursor *at = user;
+  memcpy(at->samples, samples, (size_t)n * sizeof(float));
+  at->samples += n;
+  return KRAIT_OK;
+}
+
+static int32_t push_scaled(kr_windows *windows, const float *in, int64_t n_samples, float gain) {
+  float block[BLOCK];
+  for (int64_t i = 0; i < n_samples; i += BLOCK) {
+    const int64_t n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
+    for (int64_t k = 0; k < n; k++) block[k] = in[i + k] * gain;
+    KR_TRY(kr_windows_push(windows, block, n));
+  }
+  return kr_windows_finish(windows);
+}
+
+int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
+  KR_CHECK(in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT, "in and out must not be NULL, n_samples not negative");
+  double sum = 0;
+  for (int64_t i = 0; i < n_samples; i++) {
+    KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
+    sum += (double)in[i] * in[i];
+  }
+  if (n_samples == 0) return KRAIT_OK;
+  const float gain = kr_job_gain(denoiser, sum / (double)n_samples);
+  kr_job job;
+  kr_job_begin(&job, denoiser, n_samples, 1);
+  job.n_samples = n_samples;
+  job.progress = progress;
+  job.user = user;
+  cursor at = {out};
+  kr_windows *windows = NULL;
+  KR_TRY(kr_windows_open(&job.shape, kr_job_run_window, &job, (kr_sink){store, &at}, &windows));
+  int32_t status = push_scaled(windows, in, n_samples, gain);
+  kr_windows_close(&windows);
+  if (status == KRAIT_OK)
+    for (int64_t i = 0; i < n_samples; i++) out[i] /= gain;
+  return status;
+}
+
+/* ---- files ---- */
+typedef struct channel {
+  kr_resampler *down, *up;
+  kr_windows *windows;
+  kr_queue queue;
+  double sum_squares;
+  float gain;
+} channel;
+
+typedef struct run {
+  const krait_enhance_options *options;
+  const kr_denoiser *denoiser;
+  kr_audio_in *in;
+  kr_audio_out *out;
+  kr_plot *plot;
+  kr_audio_info info;
+  int64_t n_frames; /* found, not promised */
+  channel *channels;
+  float *frames, *mono; /* BLOCK frames, interleaved; one channel of them */
+  kr_job job;
+} run;
+
+/* The first reading: length, levels, flaws. */
+static int32_t scan(run *r) {
+  const int32_t n_channels = r->info.n_channels;
+  for (int64_t n = BLOCK; n == BLOCK; r->n_frames += n) {
+    KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
+    for (int64_t i = 0; i < n; i++)
+      for (int32_t c = 0; c < n_channels; c++) {
+        const double v = r->frames[i * n_channels + c];
+        r->channels[c].sum_squares += v * v;
+      }
+  }
+  for (int32_t c = 0; c < n_channels; c++) r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
+  return kr_audio_rewind(r->in);
+}
+
+static int32_t push_up(void *user, const float *samples, int64_t n) { return kr_resampler_push(user, samples, n); }
+static int32_t push_windows(void *user, const float *samples, int64_t n) { return kr_windows_push(user, samples, n); }
+
+/* From the end of the chain to its start. */
+static int32_t open_channel(run *r, channel *c) {
+  const int32_t hz = r->info.sample_rate_hz;
+  KR_TRY(kr_resampler_open(KR_MODEL_HZ, hz, (kr_sink){kr_queue_push, &c->queue}, &c->up));
+  KR_TRY(kr_windows_open(&r->job.shape, kr_job_run_window, &r->job, (kr_sink){push_up, c->up}, &c->windows));
+  return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){push_windows, c->windows}, &c->down);
+}
+
+static void close_channel(channel *c) {
+  kr_resampler_close(&c->down);
+  kr_windows_close(&c->windows);
+  kr_resampler_close(&c->up);
+  kr_queue_free(&c->queue);
+}
+
+static int32_t open_channels(run *r) {
+  kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ), r->info.n_channels);
+  r->job.n_samples = r->n_frames;
+  r->job.progress = r->options->progress;
+  r->job.user = r->options->user;
+  for (int32_t c = 0; c < r->info.n_channels; c++) KR_TRY(open_channel(r, &r->channels[c]));
+  return KRAIT_OK;
+}
+
+/* Writes what every channel has. */
+static int32_t drain(run *r) {
+  const int32_t n_channels = r->info.n_channels;
+  for (;;) {
+    int64_t n = BLOCK;
+    for (int32_t c = 0; c < n_channels; c++)
+      if (kr_queue_count(&r->channels[c].queue) < n) n = kr_queue_count(&r->channels[c].queue);
+    if (n == 0) return KRAIT_OK;
+    for (int32_t c = 0; c < n_channels; c++) {
+      const float *from = kr_queue_front(&r->channels[c].queue);
+      for (int64_t i = 0; i < n; i++) r->frames[i * n_channels + c] = from[i] / r->channels[c].gain;
+      kr_queue_pop(&r->channels[c].queue, n);
+    }
+    KR_TRY(kr_audio_write(r->out, r->frames, n));
+  }
+}
+
+static int32_t stream(run *r) {
+  const int32_t n_channels = r->info.n_channels;
+  for (int64_t left = r->n_frames, n = 0; left > 0; left -= n) {
+    KR_TRY(kr_audio_read(r->in, r->frames, left < BLOCK ? left : BLOCK, &n));
+    KR_CHECK(n > 0, KRAIT_ERR_FILE_READ, "%s changed while it was read", r->options->in_path);
+    for (int32_t c = 0; c < n_channels; c++) {
+      for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * n_channels + c] * r->channels[c].gain;
+      KR_TRY(kr_resampler_push(r->channels[c].down, r->mono, n));
+    }
+    KR_TRY(drain(r));
+  }
+  for (int32_t c = 0; c < n_channels; c++) {
+    KR_TRY(kr_resampler_finish(r->channels[c].down, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ)));
+    KR_TRY(kr_windows_finish(r->channels[c].windows));
+    KR_TRY(kr_resampler_finish(r->channels[c].up, r->n_frames));
+  }
+  KR_TRY(drain(r));
+  return kr_audio_finish(r->out);
+}
+
+/* Everything that can be refused before the work starts. */
+static int32_t prepare(run *r) {
+  const krait_enhance_options *o = r->options;
+  KR_TRY(kr_audio_open(o->in_path, &r->in));
+  r->info = *kr_audio_in_info(r->in);
+  r->channels = kr_alloc_array((size_t)r->info.n_channels, sizeof(channel));
+  r->frames = kr_alloc_array((size_t)r->info.n_channels * BLOCK, sizeof(float));
+  r->mono = kr_alloc_array(BLOCK, sizeof(float));
+  KR_CHECK(r->channels && r->frames && r->mono, KRAIT_ERR_NO_MEMORY, "no memory for %d channels", r->info.n_channels);
+  if (o->reference_path)
+    KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz, r->info.n_channels));
+  KR_TRY(scan(r));
+  KR_TRY(kr_audio_create(o->out_path, r->in, &r->out));
+  if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, &r->plot));
+  return open_channels(r);
+}
+
+static int32_t score_and_plot(run *r, krait_enhance_result *result) {
+  const krait_enhance_options *o = r->options;
+  const char *in_path = kr_audio_in_path(r->in), *out_path = kr_audio_out_path(r->out);
+  if (o->reference_path) {
+    KR_TRY(kr_score_files(o->reference_path, in_path, out_path, r->info.n_channels, &result->noisy, &result->enhanced));
+    result->has_scores = 1;
+  }
+  return o->plot_path ? kr_plot_draw(r->plot, o->in_path, in_path, out_path) : KRAIT_OK;
+}
+
+static void release(run *r) {
+  for (int32_t c = 0; r->channels && c < r->info.n_channels; c++) close_channel(&r->channels[c]);
+  kr_free(r->channels);
+  kr_free(r->frames);
+  kr_free(r->mono);
+  kr_plot_abandon(&r->plot);
+  kr_audio_abandon(&r->out);
+  kr_audio_close(&r->in);
+}
+
+static void fill_result(const run *r, int64_t start_ns, krait_enhance_result *result) {
+  result->n_channels = r->info.n_channels;
+  result->n_samples = r->n_frames;
+  result->sample_rate_hz = r->info.sample_rate_hz;
+  result->audio_s = (double)r->n_frames / r->info.sample_rate_hz;
+  result->compute_s = (double)r->job.compute_ns * 1e-9;
+  result->total_s = (double)(kr_clock_ns() - start_ns) * 1e-9;
+}
+
+int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options, krait_enhance_result *result) {
+  const int64_t start_ns = kr_clock_ns();
+  run r = {.options = options, .denoiser = denoiser};
+  int32_t status = prepare(&r);
+  if (status == KRAIT_OK) status = stream(&r);
+  if (status == KRAIT_OK) status = score_and_plot(&r, result);
+  if (status == KRAIT_OK) status = kr_audio_commit(&r.out);
+  if (status == KRAIT_OK && r.plot) status = kr_plot_commit(&r.plot);
+  if (status == KRAIT_OK) fill_result(&r, start_ns, result);
+  release(&r);
+  return status;
+}

@@ -1,0 +1,24 @@
+/* enhance_session.c: krait_enhance_*: recordings through the model of a session. */
+#include "denoiser.h"
+#include "enhance.h"
+#include "status.h"
+
+int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
+  kr_denoiser denoiser;
+  KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
+  KR_TRY(kr_session_denoiser(session, &denoiser));
+  return kr_enhance_samples(&denoiser, in, out, n_samples, progress, user);
+}
+
+int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result) {
+  kr_denoiser denoiser;
+  krait_enhance_result found = {.size = sizeof found};
+  KR_CHECK(session && options, KRAIT_ERR_ARGUMENT, "session and options must not be NULL");
+  KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options.size is %u, this library knows %zu", options->size, sizeof *options);
+  KR_CHECK(options->in_path && options->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
+  KR_CHECK(!result || result->size == sizeof *result, KRAIT_ERR_STRUCT_SIZE, "result.size is %u, this library knows %zu", result->size, sizeof *result);
+  KR_TRY(kr_session_denoiser(session, &denoiser));
+  KR_TRY(kr_enhance_file(&denoiser, options, &found));
+  if (result) *result = found;
+  return KRAIT_OK;
+}

@@ -1,0 +1,57 @@
+/* job.c: window sizes, level rule and bookkeeping around each window. */
+#include "job.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "clock.h"
+#include "status.h"
+
+/* Chosen by tools/score_windows.py; docs/SPEED.md has the measurement. */
+enum { WINDOW_S = 10, OVERLAP_MS = 1500, FADE_MS = 500 };
+/* The model was trained on recordings between these levels (dB of full scale, root mean square). */
+static const double QUIETEST_DB = -35, LOUDEST_DB = -15;
+
+void kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels) {
+  int64_t window = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_S * KR_MODEL_HZ;
+  if (window > n_samples) window = n_samples < 2 ? 2 : n_samples;
+  int64_t overlap = OVERLAP_MS * KR_MODEL_HZ / 1000, fade = FADE_MS * KR_MODEL_HZ / 1000;
+  if (overlap > window / 2) overlap = window / 2;
+  if (fade > overlap) fade = overlap;
+  *job = (kr_job){.denoiser = denoiser, .shape = {window, overlap, fade}};
+  job->n_windows = kr_windows_count(&job->shape, n_samples) * n_channels;
+}
+
+static int is_silent(const float *samples, int64_t n) {
+  for (int64_t i = 0; i < n; i++)
+    if (samples[i] != 0) return 0;
+  return 1;
+}
+
+static int32_t tell_progress(const kr_job *job) {
+  if (!job->progress) return KRAIT_OK;
+  const int64_t done = (int64_t)((double)job->n_samples * (double)job->n_windows_done / (double)job->n_windows);
+  return job->progress(job->user, done, job->n_samples) ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request") : KRAIT_OK;
+}
+
+int32_t kr_job_run_window(void *user, const float *in, float *out, int64_t n) {
+  kr_job *job = user;
+  KR_TRY(tell_progress(job));
+  const int64_t start = kr_clock_ns();
+  int32_t status = KRAIT_OK;
+  if (is_silent(in, n)) memset(out, 0, (size_t)n * sizeof(float)); /* nothing to clean, and no noise of the model's own */
+  else status = job->denoiser->run(job->denoiser->user, in, out, n);
+  job->compute_ns += kr_clock_ns() - start;
+  job->n_windows_done++;
+  return status < 0 ? status : tell_progress(job);
+}
+
+float kr_job_gain(const kr_denoiser *denoiser, double mean_square) {
+  if (!(mean_square > 1e-20)) return 1;
+  const double level_db = 10 * log10(mean_square);
+  double gain_db = 0;
+  if (denoiser->level == KR_LEVEL_UNIT_RMS) gain_db = -level_db;
+  else if (level_db < QUIETEST_DB) gain_db = QUIETEST_DB - level_db;
+  else if (level_db > LOUDEST_DB) gain_db = LOUDEST_DB - level_db;
+  return (float)pow(10, gain_db / 20);
+}

@@ -1,0 +1,27 @@
+/* job.h: one run of a denoiser over one recording: level, silence, time, progress. */
+#ifndef KR_JOB_H
+#define KR_JOB_H
+
+#include "denoiser.h"
+#include "windows.h"
+
+enum { KR_MODEL_HZ = 16000 };
+
+typedef struct kr_job {
+  const kr_denoiser *denoiser;
+  kr_windows_shape shape;
+  int64_t n_windows, n_windows_done; /* over all channels */
+  int64_t n_samples;                 /* of the file, per channel: what progress is told */
+  krait_progress_fn progress;
+  void *user;
+  int64_t compute_ns;
+} kr_job;
+
+/* For n_samples (16 kHz) in each of n_channels channels. */
+void kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels);
+/* A kr_window_fn whose user is the job. */
+int32_t kr_job_run_window(void *job, const float *in, float *out, int64_t n);
+/* What to multiply a recording of this power (mean square) by before the model, and to divide by after it. */
+float kr_job_gain(const kr_denoiser *denoiser, double mean_square);
+
+#endif

@@ -1,0 +1,274 @@
+/* plot.c: spectrograms of a fixed size in pixels, whatever the length of the recording: each column is the mean power of the
+ * frames that fall into it. Decibels are relative to a sine at full scale. */
+#include "plot.h"
+
+#include <cairo.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "audio.h"
+#include "colors.h"
+#include "outfile.h"
+#include "spectrum.h"
+#include "status.h"
+#include "track.h"
+
+enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 16000, RANGE_DB = 80 };
+enum { LEFT = 74, TOP = 66, GAP = 62, PANEL_HEIGHT = 2 * N_BINS / 2 + 23, BAR_LEFT = LEFT + N_COLUMNS + 24, BAR_WIDTH = 16 };
+enum { IMAGE_WIDTH = BAR_LEFT + BAR_WIDTH + 74, IMAGE_HEIGHT = TOP + 2 * PANEL_HEIGHT + GAP + 62 };
+
+struct kr_plot {
+  kr_outfile target;
+};
+
+typedef struct panel {
+  float *power; /* N_COLUMNS * N_BINS */
+  int32_t hz;
+  double length_s;
+} panel;
+
+int32_t kr_plot_begin(const char *png_path, kr_plot **plot) {
+  kr_plot *p = kr_zalloc(sizeof *p);
+  KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a picture");
+  int32_t status = kr_outfile_begin(&p->target, png_path);
+  if (status < 0) kr_free(p);
+  else *plot = p;
+  return status;
+}
+
+int32_t kr_plot_commit(kr_plot **plot) {
+  int32_t status = kr_outfile_commit(&(*plot)->target);
+  kr_plot_abandon(plot);
+  return status;
+}
+
+void kr_plot_abandon(kr_plot **plot) {
+  if (!*plot) return;
+  kr_outfile_abandon(&(*plot)->target);
+  kr_free(*plot);
+  *plot = NULL;
+}
+
+/* ---- the numbers ---- */
+static int32_t open_spectrum(kr_spectrum **spectrum) {
+  float window[N_FFT];
+  double sum = 0;
+  for (int i = 0; i < N_FFT; i++) sum += window[i] = (float)(0.5 - 0.5 * cos(2 * 3.14159265358979323846 * i / N_FFT));
+  for (int i = 0; i < N_FFT; i++) window[i] = (float)(window[i] * 2 / sum); /* a sine at full scale has power 1 */
+  return kr_spectrum_open(N_FFT, window, N_FFT, spectrum);
+}
+
+/* Columns without a frame of their own (short recordings) repeat their left neighbour. */
+static void finish_columns(panel *p, const int64_t *n_frames) {
+  for (int c = 0; c < N_COLUMNS; c++) {
+    float *column = p->power + (size_t)c * N_BINS;
+    if (n_frames[c] == 0 && c > 0) memcpy(column, column - N_BINS, N_BINS * sizeof(float));
+    for (int k = 0; k < N_BINS && n_frames[c] > 0; k++) column[k] /= (float)n_frames[c];
+  }
+}
+
+static int32_t sum_frames(panel *p, kr_track *track, kr_spectrum *spectrum, int64_t *n_frames) {
+  float frame[N_FFT] = {0}, power[N_BINS];
+  const int64_t length = kr_track_length(track);
+  int64_t hop = length / N_COLUMNS;
+  hop = hop < 32 ? 32 : hop > N_FFT / 2 ? N_FFT / 2 : hop;
+  for (int64_t at = -hop / 2, n = hop; n == hop; at += hop) { /* `at`: middle of the block just read */
+    memmove(frame, frame + hop, (size_t)(N_FFT - hop) * sizeof(float));
+    KR_TRY(kr_track_read(track, frame + N_FFT - hop, hop, &n));
+    memset(frame + N_FFT - hop + n, 0, (size_t)(hop - n) * sizeof(float));
+    const int64_t column = (at + hop - N_FFT / 2) * N_COLUMNS / (length > 0 ? length : 1);
+    if (at + hop < N_FFT / 2 || column >= N_COLUMNS) continue;
+    kr_spectrum_power(spectrum, frame, power);
+    for (int k = 0; k < N_BINS; k++) p->power[column * N_BINS + k] += power[k];
+    n_frames[column]++;
+  }
+  return KRAIT_OK;
+}
+
+static int32_t read_panel(panel *p, const char *path, int32_t hz) {
+  int64_t n_frames[N_COLUMNS] = {0};
+  kr_track *track = NULL;
+  kr_spectrum *spectrum = NULL;
+  p->power = kr_alloc_array((size_t)N_COLUMNS * N_BINS, sizeof(float));
+  KR_CHECK(p->power, KRAIT_ERR_NO_MEMORY, "no memory for a spectrogram");
+  p->hz = hz;
+  KR_TRY(open_spectrum(&spectrum));
+  int32_t status = kr_track_open(path, 0, hz, &track);
+  if (status == KRAIT_OK) {
+    p->length_s = (double)kr_track_length(track) / hz;
+    status = sum_frames(p, track, spectrum, n_frames);
+  }
+  if (status == KRAIT_OK) finish_columns(p, n_frames);
+  kr_track_close(&track);
+  kr_spectrum_close(&spectrum);
+  return status;
+}
+
+static double loudest_db(const panel *p) {
+  float loudest = 1e-10f;
+  for (size_t i = 0; i < (size_t)N_COLUMNS * N_BINS; i++) loudest = fmaxf(loudest, p->power[i]);
+  return 10 * log10(loudest);
+}
+
+/* ---- the drawing ---- */
+enum { ALIGN_LEFT, ALIGN_CENTER, ALIGN_RIGHT };
+
+static void put_text(cairo_t *c, double x, double y, int align, double size, const char *text) {
+  cairo_text_extents_t extents;
+  cairo_set_font_size(c, size);
+  cairo_text_extents(c, text, &extents);
+  cairo_move_to(c, x - (align == ALIGN_LEFT ? 0 : align == ALIGN_CENTER ? extents.x_advance / 2 : extents.x_advance), y);
+  cairo_show_text(c, text);
+}
+
+static void put_upright_text(cairo_t *c, double x, double y, double size, const char *text) {
+  cairo_save(c);
+  cairo_translate(c, x, y);
+  cairo_rotate(c, -3.14159265358979323846 / 2);
+  put_text(c, 0, 0, ALIGN_CENTER, size, text);
+  cairo_restore(c);
+}
+
+static void put_tick(cairo_t *c, double x0, double y0, double x1, double y1) {
+  cairo_set_line_width(c, 1);
+  cairo_move_to(c, x0, y0);
+  cairo_line_to(c, x1, y1);
+  cairo_stroke(c);
+}
+
+static void put_frame(cairo_t *c, double x, double y, double width, double height) {
+  cairo_set_line_width(c, 1);
+  cairo_rectangle(c, x - 0.5, y - 0.5, width + 1, height + 1);
+  cairo_stroke(c);
+}
+
+/* 1, 2 or 5 times a power of ten, so that at most n_most steps fit. */
+static double nice_step(double span, int n_most) {
+  double step = pow(10, floor(log10(span / n_most)));
+  static const double factors[] = {1, 2, 5, 10};
+  for (int i = 0; i < 4; i++)
+    if (span / (step * factors[i]) <= n_most) return step * factors[i];
+  return step * 10;
+}
+
+static int32_t put_pixels(cairo_t *c, const panel *p, double y, double top_db) {
+  cairo_surface_t *image = cairo_image_surface_create(CAIRO_FORMAT_RGB24, N_COLUMNS, N_BINS);
+  KR_CHECK(cairo_surface_status(image) == CAIRO_STATUS_SUCCESS, KRAIT_ERR_NO_MEMORY, "no memory for a picture");
+  unsigned char *data = cairo_image_surface_get_data(image);
+  const int stride = cairo_image_surface_get_stride(image);
+  for (int k = 0; k < N_BINS; k++) {
+    uint32_t *row = (uint32_t *)(void *)(data + (size_t)(N_BINS - 1 - k) * (size_t)stride);
+    for (int i = 0; i < N_COLUMNS; i++) row[i] = kr_color(1 + (10 * log10(p->power[(size_t)i * N_BINS + (size_t)k] + 1e-20) - top_db) / RANGE_DB);
+  }
+  cairo_surface_mark_dirty(image);
+  cairo_save(c);
+  cairo_translate(c, LEFT, y);
+  cairo_scale(c, 1, (double)PANEL_HEIGHT / N_BINS);
+  cairo_set_source_surface(c, image, 0, 0);
+  cairo_rectangle(c, 0, 0, N_COLUMNS, N_BINS);
+  cairo_fill(c);
+  cairo_restore(c);
+  cairo_surface_destroy(image);
+  return KRAIT_OK;
+}
+
+static void put_axes(cairo_t *c, const panel *p, double y, const char *name) {
+  char text[40];
+  const double bottom = y + PANEL_HEIGHT, top_khz = p->hz / 2000.0;
+  cairo_set_source_rgb(c, 0, 0, 0);
+  put_frame(c, LEFT, y, N_COLUMNS, PANEL_HEIGHT);
+  put_text(c, LEFT, y - 8, ALIGN_LEFT, 14, name);
+  const double step_s = nice_step(p->length_s, 10), step_khz = nice_step(top_khz, 4);
+  for (int i = 0; i * step_s <= p->length_s * 1.0001; i++) {
+    const double x = LEFT + i * step_s / p->length_s * N_COLUMNS;
+    put_tick(c, x, bottom, x, bottom + 5);
+    snprintf(text, sizeof text, "%.6g", i * step_s);
+    put_text(c, x, bottom + 19, ALIGN_CENTER, 12, text);
+  }
+  for (int i = 0; i * step_khz <= top_khz * 1.0001; i++) {
+    const double at = bottom - i * step_khz / top_khz * PANEL_HEIGHT;
+    put_tick(c, LEFT - 5, at, LEFT, at);
+    snprintf(text, sizeof text, "%.4g", i * step_khz);
+    put_text(c, LEFT - 9, at + 4, ALIGN_RIGHT, 12, text);
+  }
+  put_upright_text(c, 24, y + PANEL_HEIGHT / 2.0, 13, "frequency (kHz)");
+}
+
+static void put_color_bar(cairo_t *c, double top_db) {
+  char text[40];
+  const double height = 2 * PANEL_HEIGHT + GAP;
+  for (int i = 0; i < (int)height; i++) {
+    const uint32_t color = kr_color(1 - i / height);
+    cairo_set_source_rgb(c, (color >> 16 & 255) / 255.0, (color >> 8 & 255) / 255.0, (color & 255) / 255.0);
+    cairo_rectangle(c, BAR_LEFT, TOP + i, BAR_WIDTH, 1);
+    cairo_fill(c);
+  }
+  cairo_set_source_rgb(c, 0, 0, 0);
+  put_frame(c, BAR_LEFT, TOP, BAR_WIDTH, height);
+  for (int db = 0; db <= RANGE_DB; db += 10) {
+    const double y = TOP + height * db / RANGE_DB;
+    put_tick(c, BAR_LEFT + BAR_WIDTH, y, BAR_LEFT + BAR_WIDTH + 5, y);
+    snprintf(text, sizeof text, "%.0f", top_db - db);
+    put_text(c, BAR_LEFT + BAR_WIDTH + 9, y + 4, ALIGN_LEFT, 12, text);
+  }
+  put_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
+}
+
+static int32_t draw(cairo_t *c, const char *title, const panel *before, const panel *after) {
+  const double top_db = ceil(fmax(loudest_db(before), loudest_db(after)) / 10) * 10;
+  const double second = TOP + PANEL_HEIGHT + GAP;
+  const char *slash = strrchr(title, '/');
+  cairo_set_source_rgb(c, 1, 1, 1);
+  cairo_paint(c);
+  cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
+  KR_TRY(put_pixels(c, before, TOP, top_db));
+  KR_TRY(put_pixels(c, after, second, top_db));
+  put_axes(c, before, TOP, "before");
+  put_axes(c, after, second, "after");
+  put_text(c, LEFT + N_COLUMNS / 2.0, IMAGE_HEIGHT - 16, ALIGN_CENTER, 13, "time (s)");
+  put_text(c, LEFT + N_COLUMNS / 2.0, 28, ALIGN_CENTER, 18, strcmp(title, "-") == 0 ? "standard input" : slash ? slash + 1 : title);
+  put_color_bar(c, top_db);
+  return KRAIT_OK;
+}
+
+static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
+  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
+}
+
+static int32_t write_png(const kr_plot *plot, cairo_surface_t *surface) {
+  FILE *file = fopen(plot->target.temp_path, "wb");
+  if (!file) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", plot->target.path);
+  errno = 0;
+  int failed = cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
+  if (fclose(file) != 0) failed = 1;
+  return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", plot->target.path) : KRAIT_OK;
+}
+
+static int32_t draw_surface(const kr_plot *plot, const char *title, const panel *before, const panel *after) {
+  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, IMAGE_HEIGHT);
+  cairo_t *c = cairo_create(surface);
+  int32_t status = draw(c, title, before, after);
+  if (status == KRAIT_OK && cairo_status(c) != CAIRO_STATUS_SUCCESS)
+    status = kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", plot->target.path, cairo_status_to_string(cairo_status(c)));
+  if (status == KRAIT_OK) status = write_png(plot, surface);
+  cairo_destroy(c);
+  cairo_surface_destroy(surface);
+  return status;
+}
+
+int32_t kr_plot_draw(kr_plot *plot, const char *title, const char *before_path, const char *after_path) {
+  panel before = {0}, after = {0};
+  kr_audio_in *in = NULL;
+  KR_TRY(kr_audio_open(before_path, &in));
+  const int32_t rate = kr_audio_in_info(in)->sample_rate_hz, hz = rate < MAX_HZ ? rate : MAX_HZ;
+  kr_audio_close(&in);
+  int32_t status = read_panel(&before, before_path, hz);
+  if (status == KRAIT_OK) status = read_panel(&after, after_path, hz);
+  if (status == KRAIT_OK) status = draw_surface(plot, title, &before, &after);
+  kr_free(before.power);
+  kr_free(after.power);
+  return status;
+}

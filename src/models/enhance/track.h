@@ -1,0 +1,16 @@
+/* track.h: one channel of an audio file, pulled at a rate of the caller's choice: what scores and pictures read. */
+#ifndef KR_TRACK_H
+#define KR_TRACK_H
+
+#include <stdint.h>
+
+typedef struct kr_track kr_track;
+
+/* channel counts from 0; a file with fewer channels gives its last. */
+int32_t kr_track_open(const char *path, int32_t channel, int32_t sample_rate_hz, kr_track **track);
+void kr_track_close(kr_track **track);
+int64_t kr_track_length(const kr_track *track); /* samples at the track's rate, as the header says */
+/* n_read < n only at the end. */
+int32_t kr_track_read(kr_track *track, float *samples, int64_t n, int64_t *n_read);
+
+#endif

@@ -1,0 +1,286 @@
+/* enhance.c: recordings through trivial denoisers: what goes in comes out, sample-exact, in every format, rate and channel count;
+ * failures leave no file behind. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <math.h>
+#include <sndfile.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "../test.h"
+#include "enhance/enhance.h"
+#include "status.h"
+
+static char folder[] = "/tmp/krait-enhance-XXXXXX";
+static char in_path[128], out_path[128];
+
+/* ---- denoisers ---- */
+typedef struct probe {
+  float gain;
+  double loudest; /* root mean square of the loudest window */
+  int n_calls, fail_at;
+} probe;
+
+static int32_t scale(void *user, const float *in, float *out, int64_t n) {
+  probe *p = user;
+  double sum = 0;
+  if (++p->n_calls == p->fail_at) return kr_fail(KRAIT_ERR_NO_MEMORY, "asked to fail");
+  for (int64_t i = 0; i < n; i++) {
+    out[i] = in[i] * p->gain;
+    sum += (double)in[i] * in[i];
+  }
+  p->loudest = fmax(p->loudest, sqrt(sum / (double)n));
+  return KRAIT_OK;
+}
+
+static int32_t enhance(probe *p, int32_t level, krait_progress_fn progress, void *user, krait_enhance_result *result) {
+  const kr_denoiser denoiser = {.run = scale, .user = p, .level = level, .window_samples = 8000};
+  const krait_enhance_options options = {.size = sizeof options, .in_path = in_path, .out_path = out_path, .progress = progress, .user = user};
+  return kr_enhance_file(&denoiser, &options, result);
+}
+
+/* ---- files ---- */
+static void name_files(const char *in, const char *out) {
+  snprintf(in_path, sizeof in_path, "%s/%s", folder, in);
+  snprintf(out_path, sizeof out_path, "%s/%s", folder, out);
+}
+
+/* A chirp below 4 kHz, other in every channel, that begins and ends gently. */
+static float sample_at(int64_t i, int64_t n, int channel, int32_t hz, double level) {
+  const double t = (double)i / hz;
+  return (float)(level * sin(2 * 3.14159265 * (100 + 50 * channel + 800 * t) * t) * fmin(1, 20 * fmin(t, (double)(n - i) / hz)));
+}
+
+static float *write_file(int format, int32_t hz, int n_channels, int64_t n, double level) {
+  SF_INFO info = {.format = format, .samplerate = hz, .channels = n_channels};
+  float *x = malloc((size_t)(n * n_channels + 1) * sizeof(float));
+  for (int64_t i = 0; i < n; i++)
+    for (int c = 0; c < n_channels; c++) x[i * n_channels + c] = sample_at(i, n, c, hz, level);
+  SNDFILE *file = sf_open(in_path, SFM_WRITE, &info);
+  assert_non_null(file);
+  assert_int_equal(sf_writef_float(file, x, n), n);
+  sf_close(file);
+  return x;
+}
+
+static float *read_file(SF_INFO *info) {
+  *info = (SF_INFO){0};
+  SNDFILE *file = sf_open(out_path, SFM_READ, info);
+  assert_non_null(file);
+  float *x = malloc((size_t)(info->frames * info->channels + 1) * sizeof(float));
+  assert_int_equal(sf_readf_float(file, x, info->frames), info->frames);
+  sf_close(file);
+  return x;
+}
+
+static int count_files(void) {
+  int n = 0;
+  DIR *dir = opendir(folder);
+  for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
+  closedir(dir);
+  return n;
+}
+
+static int make_folder(void **state) {
+  (void)state;
+  return mkdtemp(folder) ? 0 : -1;
+}
+
+static int clean_folder(void **state) {
+  (void)state;
+  unlink(in_path);
+  unlink(out_path);
+  return 0;
+}
+
+static int remove_folder(void **state) {
+  (void)state;
+  return rmdir(folder);
+}
+
+/* ---- tests ---- */
+static double error_db(const float *got, const float *want, int64_t n, float gain) {
+  double signal = 0, noise = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double w = (double)gain * want[i];
+    signal += w * w;
+    noise += (got[i] - w) * (got[i] - w);
+  }
+  return 10 * log10(noise / signal + 1e-30);
+}
+
+static void same_rate_length_channels_and_format(void **state) {
+  (void)state;
+  static const struct {
+    int format, hz, n_channels;
+    int64_t n;
+    double worst_db;
+  } cases[] = {
+      {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, -70},  {SF_FORMAT_WAV | SF_FORMAT_FLOAT, 44100, 2, 60001, -75},
+      {SF_FORMAT_WAV | SF_FORMAT_PCM_U8, 8000, 1, 4001, -30},    {SF_FORMAT_FLAC | SF_FORMAT_PCM_24, 48000, 1, 100003, -75},
+      {SF_FORMAT_AIFF | SF_FORMAT_PCM_24, 22050, 3, 12345, -75}, {SF_FORMAT_CAF | SF_FORMAT_PCM_32, 96000, 2, 77777, -75},
+      {SF_FORMAT_WAV | SF_FORMAT_ULAW, 8000, 1, 8000, -25},      {SF_FORMAT_OGG | SF_FORMAT_VORBIS, 44100, 2, 44100, -10},
+      {SF_FORMAT_WAVEX | SF_FORMAT_PCM_16, 16000, 6, 9000, -70}, {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 1, -1},
+      {SF_FORMAT_WAV | SF_FORMAT_FLOAT, 11025, 1, 2, 100},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    SF_INFO info;
+    probe p = {.gain = 0.5f};
+    krait_enhance_result result = {0};
+    name_files("in.dat", "out.dat");
+    float *x = write_file(cases[i].format, cases[i].hz, cases[i].n_channels, cases[i].n, 0.3);
+    assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
+    float *y = read_file(&info);
+    assert_int_equal(info.format, cases[i].format);
+    assert_int_equal(info.samplerate, cases[i].hz);
+    assert_int_equal(info.channels, cases[i].n_channels);
+    assert_int_equal(info.frames, cases[i].n);
+    assert_int_equal(result.n_samples, cases[i].n);
+    assert_int_equal(count_files(), 2);
+    if (cases[i].n > 10) assert_true(error_db(y, x, cases[i].n * cases[i].n_channels, 0.5f) < cases[i].worst_db);
+    free(x);
+    free(y);
+    clean_folder(state);
+  }
+}
+
+static void identity_changes_no_bit_of_integer_samples(void **state) {
+  (void)state;
+  static const int encodings[] = {SF_FORMAT_PCM_U8, SF_FORMAT_PCM_16, SF_FORMAT_PCM_24};
+  for (int i = 0; i < 3; i++) {
+    SF_INFO info;
+    probe p = {.gain = 1};
+    krait_enhance_result result = {0};
+    name_files("in.wav", "out.wav");
+    free(write_file(SF_FORMAT_WAV | encodings[i], 16000, 1, 20000, 0.2));
+    assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
+    float *y = read_file(&info);
+    memcpy(out_path, in_path, sizeof out_path);
+    float *x = read_file(&info);
+    assert_memory_equal(x, y, 20000 * sizeof(float));
+    free(x);
+    free(y);
+    clean_folder(state);
+    name_files("in.wav", "out.wav");
+    clean_folder(state);
+  }
+}
+
+static void extension_names_the_format(void **state) {
+  (void)state;
+  static const struct {
+    const char *out;
+    int in_format, out_format;
+  } cases[] = {
+      {"a.flac", SF_FORMAT_WAV | SF_FORMAT_PCM_16, SF_FORMAT_FLAC | SF_FORMAT_PCM_16},
+      {"a.FLAC", SF_FORMAT_WAV | SF_FORMAT_FLOAT, SF_FORMAT_FLAC | SF_FORMAT_PCM_24},
+      {"a.flac", SF_FORMAT_WAV | SF_FORMAT_PCM_U8, SF_FORMAT_FLAC | SF_FORMAT_PCM_S8},
+      {"a.wav", SF_FORMAT_OGG | SF_FORMAT_VORBIS, SF_FORMAT_WAV | SF_FORMAT_PCM_16},
+      {"a.wav", SF_FORMAT_WAVEX | SF_FORMAT_PCM_24, SF_FORMAT_WAVEX | SF_FORMAT_PCM_24},
+      {"a.ogg", SF_FORMAT_FLAC | SF_FORMAT_PCM_16, SF_FORMAT_OGG | SF_FORMAT_VORBIS},
+      {"a.opus", SF_FORMAT_FLAC | SF_FORMAT_PCM_16, SF_FORMAT_OGG | SF_FORMAT_OPUS},
+      {"a", SF_FORMAT_AU | SF_FORMAT_PCM_16, SF_FORMAT_AU | SF_FORMAT_PCM_16},
+      {"a.aiff", SF_FORMAT_AIFF | SF_FORMAT_FLOAT, SF_FORMAT_AIFF | SF_FORMAT_FLOAT},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    SF_INFO info;
+    probe p = {.gain = 1};
+    krait_enhance_result result = {0};
+    name_files("in.dat", cases[i].out);
+    free(write_file(cases[i].in_format, 16000, 1, 8000, 0.3));
+    assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
+    free(read_file(&info));
+    assert_int_equal(info.format, cases[i].out_format);
+    assert_int_equal(info.frames, 8000);
+    clean_folder(state);
+  }
+}
+
+static void loudness_is_brought_into_range_and_back(void **state) {
+  (void)state;
+  static const struct {
+    double level, model_rms;
+    int32_t rule;
+  } cases[] = {{0.1, 0.0707, KR_LEVEL_AS_IS}, {1e-4, 0.01778, KR_LEVEL_AS_IS}, {200, 0.1778, KR_LEVEL_AS_IS}, {0.01, 1, KR_LEVEL_UNIT_RMS}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    SF_INFO info;
+    probe p = {.gain = 1};
+    krait_enhance_result result = {0};
+    name_files("in.wav", "out.wav");
+    float *x = write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 20000, cases[i].level);
+    assert_int_equal(enhance(&p, cases[i].rule, NULL, NULL, &result), KRAIT_OK);
+    assert_float_equal(p.loudest / cases[i].model_rms, 1, 0.05);
+    float *y = read_file(&info);
+    assert_true(error_db(y, x, 20000, 1) < -110);
+    free(x);
+    free(y);
+    clean_folder(state);
+  }
+}
+
+static int32_t stop_later(void *user, int64_t done, int64_t total) {
+  int *n_calls = user;
+  assert_true(done >= 0 && done <= total && total == 50000);
+  return ++*n_calls == 3;
+}
+
+static void stopping_and_failing_leave_nothing(void **state) {
+  (void)state;
+  int n_calls = 0;
+  krait_enhance_result result = {0};
+  name_files("in.wav", "out.wav");
+  free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, 0.3));
+  probe p = {.gain = 1};
+  assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, stop_later, &n_calls, &result), KRAIT_ERR_CANCELLED);
+  assert_int_equal(count_files(), 1);
+  probe failing = {.gain = 1, .fail_at = 2};
+  assert_int_equal(enhance(&failing, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_NO_MEMORY);
+  assert_string_equal(krait_error_detail(), "asked to fail");
+  assert_int_equal(count_files(), 1);
+  memcpy(out_path, in_path, sizeof out_path);
+  assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(count_files(), 1);
+}
+
+static void silence_stays_silent_without_the_model(void **state) {
+  (void)state;
+  SF_INFO info;
+  probe p = {.gain = 1};
+  krait_enhance_result result = {0};
+  name_files("in.wav", "out.wav");
+  free(write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 30000, 0));
+  assert_int_equal(enhance(&p, KR_LEVEL_UNIT_RMS, NULL, NULL, &result), KRAIT_OK);
+  assert_int_equal(p.n_calls, 0);
+  float *y = read_file(&info);
+  for (int i = 0; i < 30000; i++) assert_true(y[i] == 0);
+  free(y);
+}
+
+static void samples_in_place(void **state) {
+  (void)state;
+  static float x[30000], want[30000];
+  probe p = {.gain = 0.5f};
+  const kr_denoiser denoiser = {.run = scale, .user = &p, .level = KR_LEVEL_UNIT_RMS, .window_samples = 8000};
+  for (int i = 0; i < 30000; i++) want[i] = x[i] = sample_at(i, 30000, 0, 16000, 0.01);
+  assert_int_equal(kr_enhance_samples(&denoiser, x, x, 30000, NULL, NULL), KRAIT_OK);
+  assert_true(error_db(x, want, 30000, 0.5f) < -110);
+  assert_int_equal(kr_enhance_samples(&denoiser, x, x, 0, NULL, NULL), KRAIT_OK);
+  assert_int_equal(kr_enhance_samples(&denoiser, x, x, 1, NULL, NULL), KRAIT_OK);
+  x[7] = NAN;
+  assert_int_equal(kr_enhance_samples(&denoiser, x, x, 30, NULL, NULL), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "in[7]"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(same_rate_length_channels_and_format, clean_folder),
+      cmocka_unit_test_teardown(identity_changes_no_bit_of_integer_samples, clean_folder),
+      cmocka_unit_test_teardown(extension_names_the_format, clean_folder),
+      cmocka_unit_test_teardown(loudness_is_brought_into_range_and_back, clean_folder),
+      cmocka_unit_test_teardown(stopping_and_failing_leave_nothing, clean_folder),
+      cmocka_unit_test_teardown(silence_stays_silent_without_the_model, clean_folder),
+      cmocka_unit_test(samples_in_place),
+  };
+  return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
