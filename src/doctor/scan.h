@@ -1,0 +1,23 @@
+/* scan.h: the walker of krait/doctor.h over any source, and what the doctor needs beside it. */
+#ifndef KR_SCAN_H
+#define KR_SCAN_H
+
+#include <krait/doctor.h>
+
+#include "elf.h"
+#include "fatbin.h"
+
+/* The source must outlive the scan. */
+int32_t kr_scan_open_source(kr_source *source, krait_scan **scan);
+void kr_scan_set_deep(krait_scan *scan); /* before the first container: also search for cubins in other sections */
+/* NULL unless the file is an ELF file that the host's loader would read. */
+kr_elf *kr_scan_elf(krait_scan *scan);
+const kr_dynamic *kr_scan_dynamic(const krait_scan *scan); /* symbols 0 when there is none */
+kr_source *kr_scan_source(krait_scan *scan);
+int kr_scan_has_relfatbin(const krait_scan *scan);
+/* Whether a container is the linked one of -rdc=true, by the file's wrappers: 1 yes, 0 no, -1 the file does not say. */
+int kr_scan_is_linked(krait_scan *scan, uint64_t container_offset);
+/* The toolkit of the image whose kernels were asked for last; ten times the version, 0 unknown. */
+int32_t kr_scan_toolkit(const krait_scan *scan);
+
+#endif

@@ -1,0 +1,384 @@
+/* tables.c: parses the tables' text, and answers questions about versions, targets and names from it. */
+#include "tables.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "alloc.h"
+#include "source.h"
+#include "status.h"
+
+extern const unsigned char kr_embed_doctor_tables[];
+extern const size_t kr_embed_doctor_tables_bytes;
+
+enum { MAX_TABLES_BYTES = 4 << 20 };
+
+/* ---- parsing ---- */
+static char *next_line(char **rest) {
+  char *line = *rest;
+  if (!line || !*line) return NULL;
+  char *end = strchr(line, '\n');
+  *rest = end ? end + 1 : NULL;
+  if (end) *end = '\0';
+  size_t n = strlen(line);
+  while (n && isspace((unsigned char)line[n - 1])) line[--n] = '\0';
+  return line;
+}
+
+static char *take_word(char **rest) {
+  while (isspace((unsigned char)**rest)) ++*rest;
+  char *word = *rest;
+  while (**rest && !isspace((unsigned char)**rest)) ++*rest;
+  if (**rest) *(*rest)++ = '\0';
+  while (isspace((unsigned char)**rest)) ++*rest;
+  return word;
+}
+
+static void add_row(krait_tables *t, const char *section, char *line) {
+  kr_row *row = kr_list_push(t->arena, &t->rows);
+  row->section = section;
+  for (int i = 0; i < KR_ROW_COLUMNS; i++) row->column[i] = "";
+  for (int i = 0; i < KR_ROW_COLUMNS && line; i++) {
+    char *bar = i + 1 < KR_ROW_COLUMNS ? strchr(line, '|') : NULL;
+    if (bar) *bar = '\0';
+    row->column[i] = line;
+    line = bar ? bar + 1 : NULL;
+  }
+}
+
+static int stage_of(const char *word) {
+  static const char *const names[] = {"file", "driver", "library", "symbol", "image", "build", "use"};
+  for (int i = 0; i < 7; i++)
+    if (strcmp(word, names[i]) == 0) return i;
+  return -1;
+}
+
+static int32_t set_class(kr_rule *rule, char *text) {
+  const char *confidence = take_word(&text), *severity = take_word(&text), *log = take_word(&text), *stage = take_word(&text);
+  KR_CHECK(strchr("CHML", *confidence) && *confidence && strchr("CHML", *log) && *log && stage_of(stage) >= 0, KRAIT_ERR_FILE_FORMAT,
+           "tables: rule %s has a bad class line", rule->id);
+  rule->confidence = *confidence;
+  rule->log_confidence = *log;
+  rule->stage = stage_of(stage);
+  rule->severity = strcmp(severity, "error") == 0 ? KR_ERROR : strcmp(severity, "warn") == 0 ? KR_WARN : KR_INFO;
+  return KRAIT_OK;
+}
+
+static int32_t add_rule_line(krait_tables *t, kr_rule *rule, char *line) {
+  const char *word = take_word(&line);
+  if (strcmp(word, "class") == 0) return set_class(rule, line);
+  if (strcmp(word, "says") == 0) rule->says = line;
+  else if (strcmp(word, "explain") == 0) rule->explain = line;
+  else if (strcmp(word, "source") == 0) rule->source = line;
+  else if (strcmp(word, "log") == 0) *(const char **)kr_list_push(t->arena, &rule->logs) = line;
+  else if (strcmp(word, "fix") == 0 && rule->n_fixes < KR_MAX_FIXES) rule->fix[rule->n_fixes++] = line;
+  else return kr_fail(KRAIT_ERR_FILE_FORMAT, "tables: rule %s: unknown or too many '%s'", rule->id, word);
+  return KRAIT_OK;
+}
+
+static int32_t parse(krait_tables *t, char *text) {
+  const char *section = "";
+  kr_rule *rule = NULL;
+  for (char *line; (line = next_line(&text));) {
+    if (!*line || *line == '#') continue;
+    size_t n = strlen(line);
+    if (*line == '[' && line[n - 1] == ']') {
+      line[n - 1] = '\0';
+      char *rest = line + 1;
+      section = take_word(&rest);
+      rule = NULL;
+      if (strcmp(section, "rule") == 0) {
+        rule = kr_list_push(t->arena, &t->rules);
+        *rule = (kr_rule){.confidence = 'L', .log_confidence = 'L', .logs = KR_LIST(const char *), .says = "", .explain = "", .source = ""};
+        rule->id = take_word(&rest);
+        rule->name = take_word(&rest);
+      }
+    } else if (rule) {
+      KR_TRY(add_rule_line(t, rule, line));
+    } else if (!*section && strncmp(line, "date ", 5) == 0) {
+      t->date = line + 5;
+    } else {
+      KR_CHECK(*section, KRAIT_ERR_FILE_FORMAT, "tables: a row before the first section: %.40s", line);
+      add_row(t, section, line);
+    }
+  }
+  KR_CHECK(t->date && t->rows.n, KRAIT_ERR_FILE_FORMAT, "tables: no date or no rows");
+  return KRAIT_OK;
+}
+
+static int32_t load_text(krait_tables *t, const char *path, char **text) {
+  kr_source source = kr_source_memory(kr_embed_doctor_tables, kr_embed_doctor_tables_bytes, "tables");
+  if (path) KR_TRY(kr_source_open(&source, path));
+  int32_t status = source.size > MAX_TABLES_BYTES ? kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is too large for tables", path) : KRAIT_OK;
+  *text = status == KRAIT_OK ? kr_arena_alloc(t->arena, (size_t)source.size + 1) : NULL;
+  if (status == KRAIT_OK && !*text) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
+  if (status == KRAIT_OK) status = kr_source_read(&source, 0, *text, (size_t)source.size);
+  kr_source_close(&source);
+  return status;
+}
+
+int32_t krait_tables_load(const char *path, krait_tables **tables) {
+  char *text = NULL;
+  *tables = NULL;
+  krait_tables *t = kr_zalloc(sizeof *t);
+  KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for tables");
+  *t = (krait_tables){.arena = kr_arena_open(), .rows = KR_LIST(kr_row), .rules = KR_LIST(kr_rule)};
+  int32_t status = t->arena ? load_text(t, path, &text) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
+  if (status == KRAIT_OK) status = parse(t, text);
+  if (status == KRAIT_OK && kr_arena_failed(t->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
+  if (status < 0) {
+    krait_tables_close(&t);
+    return status;
+  }
+  *tables = t;
+  return KRAIT_OK;
+}
+
+void krait_tables_close(krait_tables **tables) {
+  if (!tables || !*tables) return;
+  kr_arena_close(&(*tables)->arena);
+  kr_free(*tables);
+  *tables = NULL;
+}
+
+const char *krait_tables_date(const krait_tables *tables) { return tables->date; }
+
+const kr_rule *kr_tables_rule(const krait_tables *t, const char *id) {
+  for (size_t i = 0; i < t->rules.n; i++)
+    if (strcmp(KR_AT(t->rules, kr_rule, i)->id, id) == 0) return KR_AT(t->rules, kr_rule, i);
+  return NULL;
+}
+
+const kr_row *kr_tables_next(const krait_tables *t, const char *section, size_t *at) {
+  while (*at < t->rows.n) {
+    const kr_row *row = KR_AT(t->rows, kr_row, (*at)++);
+    if (strcmp(row->section, section) == 0) return row;
+  }
+  return NULL;
+}
+
+const kr_row *kr_tables_find(const krait_tables *t, const char *section, const char *first_column) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, section, &at));)
+    if (strcmp(row->column[0], first_column) == 0) return row;
+  return NULL;
+}
+
+int kr_tables_has_word(const char *words, const char *word) {
+  size_t length = strlen(word);
+  for (const char *at = words; *at;) {
+    size_t n = strcspn(at, " ,");
+    if (n == length && memcmp(at, word, n) == 0) return 1;
+    at += n + strspn(at + n, " ,");
+  }
+  return 0;
+}
+
+/* ---- numbers ---- */
+static const char *read_int(const char *text, int *value) {
+  int v = 0;
+  if (!isdigit((unsigned char)*text)) return NULL;
+  for (; isdigit((unsigned char)*text); text++)
+    if (v < 100000) v = v * 10 + (*text - '0');
+  *value = v;
+  return text;
+}
+
+int kr_parse_tenths(const char *text) {
+  int major = 0, minor = 0;
+  const char *rest = read_int(text, &major);
+  if (!rest || major > 999) return 0;
+  if (*rest == '.') read_int(rest + 1, &minor);
+  return major * 10 + (minor < 10 ? minor : 9);
+}
+
+int kr_parse_torch(const char *text) {
+  int major = 0, minor = 0;
+  const char *rest = read_int(text, &major);
+  if (!rest || major > 99) return 0;
+  if (*rest == '.') read_int(rest + 1, &minor);
+  return major * 100 + (minor < 100 ? minor : 99);
+}
+
+int kr_parse_driver(const char *text) {
+  int part[3] = {0};
+  for (int i = 0; i < 3; i++) {
+    text = read_int(text, &part[i]);
+    if (!text || part[i] > 999) return i ? part[0] * 1000000 + part[1] * 1000 * (i > 1) : 0;
+    if (*text != '.') break;
+    text++;
+  }
+  return part[0] * 1000000 + part[1] * 1000 + part[2];
+}
+
+const char *kr_print_cc(kr_arena *arena, int cc) { return kr_arena_print(arena, "%d.%d", cc / 10, cc % 10); }
+const char *kr_print_tenths(kr_arena *arena, int tenths) { return kr_arena_print(arena, "%d.%d", tenths / 10, tenths % 10); }
+const char *kr_print_torch(kr_arena *arena, int torch) { return kr_arena_print(arena, "%d.%d", torch / 100, torch % 100); }
+
+const char *kr_print_driver(kr_arena *arena, int driver) {
+  int major = driver / 1000000, minor = driver / 1000 % 1000, patch = driver % 1000;
+  return patch ? kr_arena_print(arena, "%d.%d.%02d", major, minor, patch) : kr_arena_print(arena, "%d.%d", major, minor);
+}
+
+/* A version as a sortable row of numbers: eight release parts, then kind (dev < a < b < rc < release < post) and its number. */
+static void version_key(const char *v, int key[10]) {
+  static const struct { const char *word; int rank; } kinds[] = {{"dev", -4}, {"a", -3}, {"b", -2}, {"rc", -1}, {"post", 1}};
+  memset(key, 0, 10 * sizeof *key);
+  if (!*v) key[0] = -1;
+  for (int i = 0; i < 8; i++) {
+    const char *rest = read_int(v, &key[i]);
+    if (!rest) break;
+    v = rest;
+    if (*v != '.' || !isdigit((unsigned char)v[1])) break;
+    v++;
+  }
+  if (*v == '.') v++;
+  for (int k = 0; k < 5; k++) {
+    size_t n = strlen(kinds[k].word);
+    if (strncmp(v, kinds[k].word, n) != 0) continue;
+    key[8] = kinds[k].rank;
+    read_int(v + n, &key[9]);
+    return;
+  }
+}
+
+int kr_compare_versions(const char *a, const char *b) {
+  int x[10], y[10];
+  version_key(a, x);
+  version_key(b, y);
+  for (int i = 0; i < 10; i++)
+    if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
+  return 0;
+}
+
+/* ---- questions ---- */
+int kr_tables_is_tegra(const krait_tables *t, int sm) {
+  const kr_row *row = kr_tables_find(t, "tegra", "sm");
+  for (const char *p = row ? row->column[1] : ""; *p; p += strcspn(p, " "), p += strspn(p, " "))
+    if (atoi(p) == sm) return 1;
+  return 0;
+}
+
+int kr_tables_cuda_of_driver(const krait_tables *t, int driver) {
+  int best = 0;
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
+    if (atoi(row->column[2]) <= driver / 1000000) best = kr_parse_tenths(row->column[0]);
+  return best;
+}
+
+int kr_tables_ptx_of_driver(const krait_tables *t, const krait_target *target) {
+  int cuda = target->driver_cuda ? target->driver_cuda / 1000 * 10 + target->driver_cuda / 10 % 100 : kr_tables_cuda_of_driver(t, target->driver);
+  int ptx = 0, newest = 0;
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));) {
+    newest = kr_parse_tenths(row->column[0]);
+    if (newest <= cuda) ptx = kr_parse_tenths(row->column[1]);
+  }
+  return cuda > newest ? 0 : ptx;
+}
+
+int kr_tables_first_cuda_for(const krait_tables *t, const char *sm) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
+    if (kr_tables_has_word(row->column[3], sm)) return kr_parse_tenths(row->column[0]);
+  return 0;
+}
+
+int kr_tables_branch_of_ptx(const krait_tables *t, int ptx) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
+    if (kr_parse_tenths(row->column[1]) >= ptx) return atoi(row->column[2]);
+  return 0;
+}
+
+int kr_tables_family_covers(const krait_tables *t, int sm, int cc) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "family", &at));) {
+    if (atoi(row->column[0]) != sm) continue;
+    for (const char *p = row->column[1]; *p; p += strcspn(p, " "), p += strspn(p, " "))
+      if (atoi(p) == cc) return 1;
+    return 0;
+  }
+  return sm / 10 == cc / 10 && sm <= cc; /* newer than the tables */
+}
+
+int kr_tables_gate(const krait_tables *t, int cuda_major) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "gate", &at));)
+    if (atoi(row->column[0]) == cuda_major) return kr_parse_driver(row->column[1]);
+  return 0;
+}
+
+const char *kr_tables_zstd_driver(const krait_tables *t) {
+  const kr_row *row = kr_tables_find(t, "driver", "zstd");
+  return row ? row->column[1] : "0";
+}
+
+int kr_tables_pci(const krait_tables *t, int device_id) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(t, "pci", &at));) {
+    char *end;
+    long first = strtol(row->column[0], &end, 16), last = *end == '-' ? strtol(end + 1, NULL, 16) : first;
+    if (device_id >= first && device_id <= last) return kr_parse_tenths(row->column[1]);
+  }
+  return 0;
+}
+
+/* ---- GPU names ---- */
+static int drop_word(char *text, const char *word) {
+  size_t n = strlen(word);
+  for (char *at = text; *at; at++)
+    if ((at == text || at[-1] == ' ') && strncasecmp(at, word, n) == 0 && (at[n] == ' ' || !at[n] || word[n - 1] == ' ')) {
+      memmove(at, at + n, strlen(at + n) + 1);
+      return 1;
+    }
+  return 0;
+}
+
+/* "NVIDIA GeForce RTX 4090 Laptop GPU" becomes "RTX 4090". */
+static void normalise(const char *name, char *out, size_t cap) {
+  static const char *const words[] = {"NVIDIA", "Tesla", "GeForce", "Laptop GPU", "Max-Q", "Workstation", "Server", "Edition", "Generation", "PCIe", "NVL"};
+  size_t n = 0;
+  for (const char *p = name; *p && n + 1 < cap; p++) {
+    char c = *p == '-' && strncasecmp(p, "-Q", 2) != 0 ? ' ' : *p;
+    if (c == ' ' && (n == 0 || out[n - 1] == ' ')) continue;
+    out[n++] = c;
+  }
+  out[n] = '\0';
+  char *with = strstr(out, " with ");
+  if (with) *with = '\0';
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    while (drop_word(out, words[i])) {
+    }
+}
+
+/* Whether name begins with row's name and goes on with a blank, the end, or a form factor. */
+static size_t match_name(const char *name, const char *row, size_t n) {
+  while (*name == ' ') name++;
+  if (strncasecmp(name, row, n) != 0 || (name[n] && name[n] != ' ')) return 0;
+  return n;
+}
+
+int32_t krait_tables_find_gpu(const krait_tables *t, const char *name) {
+  char clean[128];
+  int best_cc = 0;
+  size_t best = 0;
+  const kr_row *row;
+  const char *number = strncasecmp(name, "sm_", 3) == 0 ? name + 3 : name;
+  if (isdigit((unsigned char)*number) && strspn(number, "0123456789.af") == strlen(number)) {
+    if (strchr(number, '.')) return kr_parse_tenths(number);
+    if (atoi(number) >= 50 && atoi(number) < 300) return atoi(number);
+  }
+  normalise(name, clean, sizeof clean);
+  for (size_t at = 0; (row = kr_tables_next(t, "gpu", &at));)
+    for (const char *p = row->column[1]; *p;) {
+      size_t n = strcspn(p, ","), length = match_name(clean, p, n);
+      if (length > best) best = length, best_cc = kr_parse_tenths(row->column[0]);
+      p += n;
+      p += strspn(p, ", ");
+    }
+  return best_cc;
+}
