@@ -141,7 +141,7 @@ int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand)
 
 /* ---- where to compute ------------------------------------------------------------------------------------------- */
 
-static int device_of(const char *text, int32_t *device) {
+int kr_device_parse(const char *text, int32_t *device) {
   char *end;
   *device = KRAIT_DEVICE_AUTO;
   if (!text || strcmp(text, "auto") == 0) return 0;
@@ -155,7 +155,7 @@ static int device_of(const char *text, int32_t *device) {
 
 int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
   krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads};
-  if (device_of(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
+  if (kr_device_parse(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
   int32_t status = run->caps ? krait_caps_parse(run->caps, &options.caps_mask) : KRAIT_OK;
   if (status == KRAIT_OK) status = krait_ctx_open(&options, ctx);
   return status < 0 ? kr_report(verb, status) + 1 : -1;

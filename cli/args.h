@@ -49,6 +49,8 @@ typedef struct kr_run {
   KR_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),                              \
   KR_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"),                      \
   KR_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)")
+/* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
+int kr_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */
 int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx);
 

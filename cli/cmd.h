@@ -4,5 +4,7 @@
 #define KR_CMD_H
 int cmd_convert(int argc, char **argv);
 int cmd_info(int argc, char **argv);
+int cmd_devices(int argc, char **argv);
+int cmd_selftest(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 #endif

@@ -14,6 +14,8 @@ static const struct {
 } verbs[] = {
     {"info", cmd_info, "what a weights file holds, or what this program and machine can do"},
     {"convert", cmd_convert, "weights of any format to safetensors"},
+    {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},
+    {"selftest", cmd_selftest, "check every implementation of every operator on this machine"},
     {"version", cmd_version, "print the version"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };

@@ -148,6 +148,43 @@ KRAIT_API int32_t krait_op_n_rows(int32_t op);
 KRAIT_API const char *krait_op_row_name(int32_t op, int32_t row);
 KRAIT_API uint64_t krait_op_row_needs(int32_t op, int32_t row); /* KRAIT_CAP_*: all of them */
 
+/* ---- devices ------------------------------------------------------------------------------------------------ */
+typedef struct krait_device_info {
+  uint32_t size;
+  int32_t index;
+  char name[128];
+  int32_t major, minor;      /* compute capability */
+  int32_t n_multiprocessors;
+  int32_t driver_version;    /* the CUDA version that the driver brings: 13000 for 13.0 */
+  int32_t ptx_version;       /* the newest PTX that it reads: 90 for 9.0 */
+  int32_t reserved;
+  int64_t memory_bytes, l2_bytes;
+  uint64_t caps;             /* tiers of device code that it runs with this build */
+} krait_device_info;
+
+/* Without a usable driver or GPU a negative status that says why, and *n is 0. */
+KRAIT_API int32_t krait_device_count(int32_t *n);
+KRAIT_API int32_t krait_device_read(int32_t index, krait_device_info *info);
+
+/* Device code inside this library: the text of embedded PTX number index; KRAIT_ERR_ARGUMENT past the last. Static. */
+KRAIT_API int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier, const char **text);
+
+/* ---- self-test ----------------------------------------------------------------------------------------------
+ * Compares every row of every operator with the reference on random calls, on its own device, each tier in turn. */
+typedef struct krait_selftest_line {
+  uint32_t size;
+  int32_t reserved;
+  const char *op, *row;
+  int64_t n_runs, n_refused, n_failures;
+  double worst;              /* largest error as a share of the operator's bound */
+  const char *first_failure; /* one sentence; "" for none */
+} krait_selftest_line;
+
+/* device: KRAIT_DEVICE_*; AUTO tests the CPU and every GPU. n_cases: per op, 0 for a run of well under a minute.
+ * report is called for each op and row; the strings live until it returns. Returns KRAIT_OK also when rows fail: count
+ * n_failures; a negative status says that something could not be run at all. */
+KRAIT_API int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed, void (*report)(void *user, const krait_selftest_line *line), void *user);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,6 +8,7 @@
 
 #include "alloc.h"
 #include "case.h"
+#include "device_case.h"
 #include "status.h"
 #include "view.h"
 
@@ -95,7 +96,7 @@ static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
   kr_free(owned);
 }
 
-static int32_t run_with_scratch(walk *w, const kr_row *row) {
+static int32_t run_on_host(walk *w, const kr_row *row) {
   krait_call *call = (krait_call *)w->c->args;
   call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(w->ctx, call) : 0;
   call->scratch = NULL;
@@ -108,6 +109,10 @@ static int32_t run_with_scratch(walk *w, const kr_row *row) {
   kr_free(call->scratch);
   call->scratch = NULL;
   return status;
+}
+
+static int32_t run_with_scratch(walk *w, const kr_row *row) {
+  return row->needs & KRAIT_CAP_CPU ? run_on_host(w, row) : kr_case_run_on_device(w->ctx, w->c, row);
 }
 
 static void keep_expected(kr_case *c) {

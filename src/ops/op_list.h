@@ -1,6 +1,7 @@
 /* op_list.h: the list of all operators, from ops.def. */
 #ifndef KR_OP_LIST_H
 #define KR_OP_LIST_H
+#include "cuda_row.h"
 #include "op.h"
 extern const kr_op *const kr_ops[];
 extern const int32_t kr_n_ops;
@@ -12,6 +13,7 @@ typedef int32_t kr_case_fn(struct kr_case *c, int64_t index);
 #define KR_OP(name)                                                                   \
   extern const kr_op kr_op_##name;                                                    \
   kr_run_fn kr_##name##_ref, kr_##name##_avx512, kr_##name##_avx2, kr_##name##_neon, kr_##name##_scalar; \
+  KR_CUDA_DECLARE(name);                                                              \
   kr_case_fn kr_##name##_case;
 #include "ops.def"
 #undef KR_OP

@@ -92,6 +92,40 @@ static int32_t read_options(const krait_ctx_options *given, krait_ctx_options *o
   return KRAIT_OK;
 }
 
+/* Said once per process: a program that opens many contexts on a machine without a GPU says it once. */
+static void say_no_gpu(const char *why) {
+  static atomic_flag said = ATOMIC_FLAG_INIT;
+  if (!atomic_flag_test_and_set(&said)) kr_log("running on the CPU: %s", why);
+}
+
+/* The first GPU that takes a tier; without one KRAIT_OK, unless falling back is forbidden. */
+static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
+  int n = 0;
+  int32_t status = kr_cuda_n_devices(&n);
+  for (int i = 0; i < n; i++) {
+    if ((status = kr_cuda_open(i, wanted, &ctx->cuda)) < 0) continue;
+    ctx->device = KRAIT_DEVICE_CUDA(i);
+    return KRAIT_OK;
+  }
+  if (ctx->fallback == KRAIT_FALLBACK_NEVER) return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and falling back to the CPU is forbidden: %s", krait_error_detail());
+  say_no_gpu(krait_error_detail());
+  ctx->fell_back = status != KRAIT_ERR_DRIVER_MISSING;
+  return KRAIT_OK;
+}
+
+static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted) {
+  const uint64_t tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
+  KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0), KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
+  ctx->device = KRAIT_DEVICE_CPU;
+  if (device == KRAIT_DEVICE_AUTO && wanted & tiers) KR_TRY(open_first_gpu(ctx, wanted));
+  if (device >= KRAIT_DEVICE_CUDA(0)) {
+    KR_TRY(kr_cuda_open(device - KRAIT_DEVICE_CUDA(0), wanted, &ctx->cuda));
+    ctx->device = device;
+  }
+  ctx->caps = ctx->cuda ? kr_cuda_info(ctx->cuda)->caps : krait_cpu_caps() & wanted;
+  return KRAIT_OK;
+}
+
 int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
   KR_CHECK(handle, KRAIT_ERR_ARGUMENT, "ctx must not be NULL");
   *handle = NULL;
@@ -101,23 +135,25 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
   KR_TRY(read_options(given, &options));
   KR_TRY(fallback_policy(options.fallback, &policy));
   KR_TRY(wanted_caps(options.caps_mask, &wanted));
-  KR_CHECK(options.device <= KRAIT_DEVICE_CPU && options.device >= 0, KRAIT_ERR_NO_DEVICE, "device %d: this build runs on the CPU only", options.device);
   krait_ctx *ctx = kr_zalloc(sizeof *ctx);
   KR_CHECK(ctx, KRAIT_ERR_NO_MEMORY, "no memory for a context");
-  ctx->device = KRAIT_DEVICE_CPU;
-  ctx->caps = krait_cpu_caps() & wanted;
   ctx->fallback = policy;
   ctx->verbose = kr_env_verbose();
+  int32_t status = open_device(ctx, options.device, wanted);
   int n_threads = options.n_threads > 0 ? options.n_threads : kr_env_threads();
-  ctx->pool = kr_pool_open(n_threads > 0 ? n_threads : kr_usable_cores());
-  if (!ctx->pool) krait_ctx_close(&ctx);
+  if (status >= 0) {
+    ctx->pool = kr_pool_open(n_threads > 0 ? n_threads : kr_usable_cores());
+    if (!ctx->pool) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for threads");
+  }
+  if (status < 0) krait_ctx_close(&ctx);
   *handle = ctx;
-  return ctx ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for threads");
+  return status;
 }
 
 void krait_ctx_close(krait_ctx **handle) {
   if (!handle || !*handle) return;
   kr_pool_close(&(*handle)->pool);
+  kr_cuda_close(&(*handle)->cuda);
   kr_free(*handle);
   *handle = NULL;
 }

@@ -5,6 +5,7 @@
 #include <krait/krait.h>
 #include <stdatomic.h>
 
+#include "cuda.h"
 #include "pool.h"
 
 struct krait_ctx {
@@ -13,8 +14,10 @@ struct krait_ctx {
   int32_t fallback; /* KRAIT_FALLBACK_*, never _DEFAULT */
   int verbose;
   kr_pool *pool;
-  void *cuda; /* the cuda room's device state, NULL on the CPU */
+  kr_cuda *cuda; /* NULL on the CPU */
+  int fell_back; /* asked for the best device, got the CPU because a GPU could not be used */
   atomic_ullong n_calls, n_fallbacks;
+  atomic_flag said_fallback;
 };
 
 /* Loops of CPU rows. Outputs must not depend on how the range was cut. */

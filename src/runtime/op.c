@@ -70,6 +70,28 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   return KRAIT_OK;
 }
 
+static const uint64_t device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
+
+/* The row of a better tier of device code that this call could not take; NULL when it runs on the best that there is. */
+static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx) {
+  for (const kr_row *r = op->rows; r < row; r++)
+    if ((r->needs & ctx->caps) == r->needs && (r->needs & device_tiers) > (row->needs & device_tiers)) return r;
+  return NULL;
+}
+
+/* A fallback is counted, said once per context, or forbidden. */
+static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
+  const kr_row *better = ctx->cuda ? better_row(op, row, ctx) : NULL;
+  krait_ctx *counters = (krait_ctx *)ctx;
+  if (!better && !ctx->fell_back) return KRAIT_OK;
+  atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
+  if (!better) return KRAIT_OK; /* said when the context was opened */
+  const char *why = refusal_of(better, ctx, args);
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s: row %s refuses (%s) and falling back to %s is forbidden", op->name, better->name, why, row->name);
+  if (!atomic_flag_test_and_set(&counters->said_fallback)) kr_log("%s: row %s instead of %s: %s (further fallbacks of this context are only counted)", op->name, row->name, better->name, why);
+  return KRAIT_OK;
+}
+
 static int32_t run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
   if (!ctx->verbose) return row->run(ctx, args);
   int64_t start = kr_clock_ns();
@@ -86,6 +108,7 @@ int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
   const krait_call *call = complete;
   uint64_t needed = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
   KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);
+  KR_TRY(note_fallback(op, row, ctx, complete));
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
   return run_row(op, row, ctx, complete);
 }

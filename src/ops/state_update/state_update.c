@@ -32,6 +32,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(state_update)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_state_update_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

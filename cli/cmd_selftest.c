@@ -1,0 +1,49 @@
+/* cmd_selftest.c: krait selftest: every row of every operator against the reference, on this very machine. */
+#include <jansson.h>
+#include <stdio.h>
+
+#include "args.h"
+#include "cmd.h"
+
+typedef struct outcome {
+  int as_json;
+  int64_t n_lines, n_runs, n_failures;
+  json_t *lines;
+} outcome;
+
+static void take_line(void *user, const krait_selftest_line *line) {
+  outcome *o = user;
+  o->n_lines++;
+  o->n_runs += line->n_runs;
+  o->n_failures += line->n_failures;
+  if (o->as_json) {
+    json_array_append_new(o->lines, json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:s}", "op", line->op, "row", line->row, "runs", (json_int_t)line->n_runs,
+                                              "refused", (json_int_t)line->n_refused, "failures", (json_int_t)line->n_failures, "worst", line->worst, "first_failure", line->first_failure));
+    return;
+  }
+  printf("%-28s %-14s %6lld runs %6lld refused  worst %5.2f of the bound  %s\n", line->op, line->row, (long long)line->n_runs, (long long)line->n_refused, line->worst, line->n_failures ? "WRONG" : "ok");
+  if (line->n_failures) printf("    %lld failures, the first: %s\n", (long long)line->n_failures, line->first_failure);
+  fflush(stdout);
+}
+
+int cmd_selftest(int argc, char **argv) {
+  int first;
+  const char *name = NULL;
+  int64_t n_cases = 0, seed = 1;
+  int32_t device;
+  outcome o = {0};
+  const kr_option options[] = {KR_TEXT("device", 0, "DEVICE", &name, "cpu, cuda, cuda:N or auto: the CPU and every GPU (default)"), KR_WHOLE("cases", 0, "N", &n_cases, 0, 1e6, "random calls per operator (default: enough, in under a minute)"),
+                               KR_WHOLE("seed", 0, "N", &seed, 0, 1e15, "seed of the random calls"), KR_SWITCH("json", 0, &o.as_json, "print JSON, for a bug report")};
+  const kr_verb verb = {"selftest", "", "Compares every implementation of every operator with the reference, on the machine's own CPU and GPUs. Exit status 1 when a number is wrong.", options, KR_N(options), 0, 0};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
+  if (kr_device_parse(name, &device) != 0) return kr_usage_error("selftest", "--device is '%s', not auto, cpu, cuda or cuda:N", name);
+  o.lines = json_array();
+  int32_t status = krait_selftest(device, n_cases, (uint64_t)seed, take_line, &o);
+  json_t *report = json_pack("{s:s, s:o, s:b, s:s}", "version", krait_version(), "rows", o.lines, "ok", status >= 0 && o.n_failures == 0, "error", status < 0 ? krait_error_detail() : "");
+  if (o.as_json) json_dumpf(report, stdout, JSON_INDENT(2)), printf("\n");
+  json_decref(report);
+  if (status < 0) return kr_report("selftest", status);
+  if (!o.as_json) printf("%s: %lld rows, %lld runs, %lld failures\n", o.n_failures ? "WRONG NUMBERS" : "all right", (long long)o.n_lines, (long long)o.n_runs, (long long)o.n_failures);
+  return o.n_failures ? 1 : 0;
+}

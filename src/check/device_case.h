@@ -1,0 +1,6 @@
+/* device_case.h: runs a row on a case whose tensors lie in host memory, through copies on the context's GPU. */
+#ifndef KR_DEVICE_CASE_H
+#define KR_DEVICE_CASE_H
+#include "check.h"
+int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_row *row);
+#endif

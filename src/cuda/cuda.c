@@ -1,0 +1,240 @@
+/* cuda.c: an opened device: its primary context, the kernels loaded so far, launches and memory.
+ * Kernels are found in a table hashed by the address of their kr_kernel and the tier: readers take no lock, a first use
+ * loads the module under one. */
+#include "cuda.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ladder.h"
+#include "status.h"
+
+enum { N_SLOTS = 1024, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
+
+typedef struct slot {
+  _Atomic(const kr_kernel *) kernel; /* set last; NULL: free */
+  uint64_t tier;
+  void *function;
+} slot;
+
+typedef struct loaded {
+  const char *text;
+  void *module;
+} loaded;
+
+struct kr_cuda {
+  const kr_driver *driver;
+  kr_device_info info;
+  int device;
+  void *context;
+  pthread_mutex_t lock;
+  slot slots[N_SLOTS];
+  loaded modules[MAX_MODULES];
+  int n_modules;
+};
+
+const kr_device_info *kr_cuda_info(const kr_cuda *cuda) { return &cuda->info; }
+const kr_driver *kr_cuda_driver(const kr_cuda *cuda) { return cuda->driver; }
+
+int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **handle) {
+  kr_device_info info;
+  char why[512];
+  const kr_driver *driver;
+  *handle = NULL;
+  KR_TRY(kr_cuda_device_info(index, &info));
+  KR_TRY(kr_driver_load(&driver));
+  int ptx = kr_driver_ptx_version(driver->version);
+  info.caps = kr_ladder(&info, ptx, mask, why, sizeof why);
+  KR_CHECK(info.caps, KRAIT_ERR_UNSUPPORTED, "GPU %d (%s, compute capability %d.%d, driver for PTX %d.%d) takes no tier: %s", index, info.name, info.major, info.minor, ptx / 10, ptx % 10, why);
+  kr_cuda *cuda = kr_zalloc(sizeof *cuda);
+  KR_CHECK(cuda, KRAIT_ERR_NO_MEMORY, "no memory for a device");
+  cuda->driver = driver;
+  cuda->info = info;
+  kr_cu_result result = driver->DeviceGet(&cuda->device, index);
+  if (!result) result = driver->DevicePrimaryCtxRetain(&cuda->context, cuda->device);
+  if (result) {
+    kr_free(cuda);
+    return kr_driver_fail(driver, result, "opening the device's context");
+  }
+  pthread_mutex_init(&cuda->lock, NULL);
+  *handle = cuda;
+  return KRAIT_OK;
+}
+
+void kr_cuda_close(kr_cuda **handle) {
+  kr_cuda *cuda = *handle;
+  if (!cuda) return;
+  if (kr_cuda_begin(cuda) >= 0) {
+    for (int i = 0; i < cuda->n_modules; i++) cuda->driver->ModuleUnload(cuda->modules[i].module);
+    kr_cuda_end(cuda);
+  }
+  cuda->driver->DevicePrimaryCtxRelease(cuda->device);
+  pthread_mutex_destroy(&cuda->lock);
+  kr_free(cuda);
+  *handle = NULL;
+}
+
+int32_t kr_cuda_begin(const kr_cuda *cuda) {
+  KR_CU_TRY(cuda->driver, CtxPushCurrent(cuda->context), "entering the device's context");
+  return KRAIT_OK;
+}
+
+void kr_cuda_end(const kr_cuda *cuda) {
+  void *popped;
+  cuda->driver->CtxPopCurrent(&popped);
+}
+
+/* Enters only when another context is current: the usual caller, a framework on the same device, costs one cheap call. */
+static int32_t enter(const kr_cuda *cuda, int *entered) {
+  void *current = NULL;
+  *entered = 0;
+  if (cuda->driver->CtxGetCurrent(&current) == 0 && current == cuda->context) return KRAIT_OK;
+  KR_TRY(kr_cuda_begin(cuda));
+  *entered = 1;
+  return KRAIT_OK;
+}
+
+static void leave(const kr_cuda *cuda, int entered) {
+  if (entered) kr_cuda_end(cuda);
+}
+
+static const char *find_text(const char *module, const char *tier) {
+  const char *name, *t, *text;
+  size_t bytes;
+  for (int i = 0; kr_cuda_embedded(i, &name, &t, &text, &bytes); i++)
+    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) return text;
+  return NULL;
+}
+
+static int32_t load_module(kr_cuda *cuda, const char *text, const kr_kernel *kernel, void **module) {
+  for (int i = 0; i < cuda->n_modules; i++)
+    if (cuda->modules[i].text == text) {
+      *module = cuda->modules[i].module;
+      return KRAIT_OK;
+    }
+  KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
+  char log[LOG_BYTES] = "";
+  int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
+  void *values[] = {log, (void *)(uintptr_t)sizeof log};
+  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, text, 2, options, values);
+  if (result) {
+    int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
+    return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module, log[0] ? ": " : "", log);
+  }
+  cuda->modules[cuda->n_modules++] = (loaded){text, *module};
+  return KRAIT_OK;
+}
+
+static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
+  const char *tier_name = kr_tier_name(tier), *text = find_text(kernel->module, tier_name);
+  void *module = NULL;
+  KR_CHECK(text, KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", kernel->module, tier_name);
+  KR_TRY(load_module(cuda, text, kernel, &module));
+  KR_CU_TRY(cuda->driver, ModuleGetFunction(function, module, kernel->name), kernel->name);
+  int allowed = (int)cuda->info.shared_bytes;
+  if (allowed > STATIC_SHARED_BYTES) cuda->driver->FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed);
+  return KRAIT_OK;
+}
+
+static slot *slot_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
+  uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
+  for (uint32_t i = (uint32_t)(hash >> 54);; i = (i + 1) % N_SLOTS) {
+    slot *s = (slot *)&cuda->slots[i];
+    const kr_kernel *held = atomic_load_explicit(&s->kernel, memory_order_acquire);
+    if (!held || (held == kernel && s->tier == tier)) return s;
+  }
+}
+
+static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
+  slot *s = slot_of(cuda, tier, kernel);
+  int32_t status = KRAIT_OK;
+  if (!atomic_load_explicit(&s->kernel, memory_order_acquire)) {
+    kr_cuda *mutable_cuda = (kr_cuda *)cuda;
+    pthread_mutex_lock(&mutable_cuda->lock);
+    s = slot_of(cuda, tier, kernel);
+    if (!atomic_load_explicit(&s->kernel, memory_order_acquire) && (status = load_kernel(mutable_cuda, tier, kernel, &s->function)) >= 0) {
+      s->tier = tier;
+      atomic_store_explicit(&s->kernel, kernel, memory_order_release);
+    }
+    pthread_mutex_unlock(&mutable_cuda->lock);
+  }
+  *function = s->function;
+  return status;
+}
+
+int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
+  int entered;
+  void *function;
+  KR_TRY(enter(cuda, &entered));
+  int32_t status = function_of(cuda, tier, kernel, &function);
+  leave(cuda, entered);
+  return status;
+}
+
+static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g, const void *args) {
+  void *parameters[] = {(void *)args};
+  KR_CU_TRY(cuda->driver, LaunchKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream, parameters, NULL), kernel->name);
+  return KRAIT_OK;
+}
+
+int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes) {
+  int entered;
+  void *function = NULL;
+  (void)args_bytes; /* the kernel's own parameter size, which the driver knows */
+  if (grid->x == 0) return KRAIT_OK;
+  KR_TRY(enter(cuda, &entered));
+  int32_t status = function_of(cuda, tier, kernel, &function);
+  if (status >= 0) status = launch(cuda, function, kernel, grid, args);
+  leave(cuda, entered);
+  return status;
+}
+
+int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes, void **block) {
+  int entered;
+  uint64_t address = 0;
+  size_t free_bytes = 0, total_bytes = 0;
+  *block = NULL;
+  KR_TRY(enter(cuda, &entered));
+  kr_cu_result result = cuda->driver->MemAlloc(&address, bytes ? bytes : 1);
+  if (result == KR_CU_OUT_OF_MEMORY) cuda->driver->MemGetInfo(&free_bytes, &total_bytes);
+  leave(cuda, entered);
+  *block = (void *)(uintptr_t)address;
+  if (result == KR_CU_OUT_OF_MEMORY) return kr_fail_cuda(KRAIT_ERR_DEVICE_MEMORY, result, "out of device memory: %zu bytes needed, %zu of %zu free", bytes, free_bytes, total_bytes);
+  return result ? kr_driver_fail(cuda->driver, result, "allocating device memory") : KRAIT_OK;
+}
+
+void kr_cuda_free(const kr_cuda *cuda, void *block) {
+  int entered;
+  if (!block || enter(cuda, &entered) < 0) return;
+  cuda->driver->MemFree((uint64_t)(uintptr_t)block);
+  leave(cuda, entered);
+}
+
+#define IN_CONTEXT(call, doing)                                    \
+  do {                                                             \
+    int entered;                                                   \
+    KR_TRY(enter(cuda, &entered));                                 \
+    kr_cu_result result = cuda->driver->call;                      \
+    leave(cuda, entered);                                          \
+    return result ? kr_driver_fail(cuda->driver, result, doing) : KRAIT_OK; \
+  } while (0)
+
+int32_t kr_cuda_copy_in(const kr_cuda *cuda, void *to_device, const void *from, size_t bytes, void *stream) {
+  IN_CONTEXT(MemcpyHtoDAsync((uint64_t)(uintptr_t)to_device, from, bytes, stream), "copying to the device");
+}
+
+int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device, size_t bytes, void *stream) {
+  IN_CONTEXT(MemcpyDtoHAsync(to, (uint64_t)(uintptr_t)from_device, bytes, stream), "copying from the device");
+}
+
+int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_device, size_t bytes, void *stream) {
+  IN_CONTEXT(MemcpyDtoDAsync((uint64_t)(uintptr_t)to_device, (uint64_t)(uintptr_t)from_device, bytes, stream), "copying on the device");
+}
+
+int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream) {
+  IN_CONTEXT(MemsetD8Async((uint64_t)(uintptr_t)device, (unsigned char)byte, bytes, stream), "filling device memory");
+}
+
+int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream) { IN_CONTEXT(StreamSynchronize(stream), "waiting for the device"); }

@@ -1,0 +1,68 @@
+/* cuda.h: one GPU as a context sees it: which tiers of device code it takes, kernels loaded when first used, launches,
+ * memory. Everything here may be called from any number of threads; the kernel cache is the only thing that changes.
+ *
+ * An op declares its kernels as constants and launches them by address:
+ *   static const kr_kernel scan_fwd = {"selective_scan", "kr_scan_fwd"};          // <op>.cu, its extern "C" name
+ *   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &scan_fwd, &(kr_grid){.x = n, .block = 128, .stream = s}, &plan, sizeof plan));
+ * The kernel takes one struct by value. */
+#ifndef KR_CUDA_H
+#define KR_CUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver.h"
+
+typedef struct kr_cuda kr_cuda;
+
+typedef struct kr_device_info {
+  char name[128];
+  int major, minor, n_multiprocessors;
+  int64_t memory_bytes, l2_bytes, shared_bytes; /* shared: the most that a block may ask for */
+  uint64_t caps; /* tiers that this device and driver take and that this build holds */
+} kr_device_info;
+
+int32_t kr_cuda_n_devices(int *n);
+int32_t kr_cuda_device_info(int index, kr_device_info *info);
+/* What this build holds, whatever the machine: tiers as capabilities. */
+uint64_t kr_cuda_built_tiers(void);
+/* One embedded PTX text; returns 0 past the last. */
+int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes);
+
+/* Keeps the device's primary context, as the runtime and PyTorch do. mask: the tiers that may be used. Fails with
+ * KRAIT_ERR_DRIVER_OLD or KRAIT_ERR_UNSUPPORTED when no tier is left, and says why for each. */
+int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **cuda);
+void kr_cuda_close(kr_cuda **cuda);
+const kr_device_info *kr_cuda_info(const kr_cuda *cuda);
+const kr_driver *kr_cuda_driver(const kr_cuda *cuda);
+
+typedef struct kr_kernel {
+  const char *module, *name;
+} kr_kernel;
+
+typedef struct kr_grid {
+  uint32_t x, y, z;    /* blocks; 0 means 1 */
+  uint32_t block;      /* threads */
+  uint32_t shared_bytes;
+  void *stream;
+} kr_grid;
+
+/* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */
+int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes);
+/* Loads the kernel now: launches inside a graph capture then load nothing. */
+int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
+
+/* Memory and copies for models, tests and the checker; ops use what the caller gives. */
+int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes, void **block); /* says needed and free bytes when there is too little */
+void kr_cuda_free(const kr_cuda *cuda, void *block);
+int32_t kr_cuda_copy_in(const kr_cuda *cuda, void *to_device, const void *from, size_t bytes, void *stream);
+int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device, size_t bytes, void *stream);
+int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_device, size_t bytes, void *stream);
+int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream);
+int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream);
+
+/* Makes the device's context current on this thread; pairs nest. Rows need not: launches and copies do it. */
+int32_t kr_cuda_begin(const kr_cuda *cuda);
+void kr_cuda_end(const kr_cuda *cuda);
+
+#endif

@@ -1,0 +1,111 @@
+/* kernel.cuh: the whole device vocabulary: thread indices, barriers, shuffles, conversions, exponentials, 16-byte access.
+ * No toolkit header is included: clang reads it as CUDA, and the tests' emulator (KR_EMULATE) as host C++.
+ * KR_TIER is 50, 80 or 90: the floor that the text is compiled for. float16 and bfloat16 are uint16_t. */
+#ifndef KR_KERNEL_CUH
+#define KR_KERNEL_CUH
+
+#include <stdint.h>
+
+#include <krait/ops.h>
+
+#ifdef KR_EMULATE
+#include "emulator.h"
+#else
+
+#define KR_DEV static __attribute__((device)) __attribute__((always_inline)) inline
+#define KR_KERNEL extern "C" __attribute__((global))
+#define KR_BOUNDS(threads, blocks) __attribute__((launch_bounds(threads, blocks)))
+#define KR_SHARED __attribute__((shared))
+#define KR_DYNAMIC_SHARED(name) extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[]
+
+KR_DEV int kr_thread(void) { return __nvvm_read_ptx_sreg_tid_x(); }
+KR_DEV int kr_block_threads(void) { return __nvvm_read_ptx_sreg_ntid_x(); }
+KR_DEV int kr_block_x(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
+KR_DEV int kr_block_y(void) { return __nvvm_read_ptx_sreg_ctaid_y(); }
+KR_DEV int kr_block_z(void) { return __nvvm_read_ptx_sreg_ctaid_z(); }
+KR_DEV int kr_grid_x(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
+KR_DEV void kr_sync(void) { __syncthreads(); }
+KR_DEV void kr_sync_warp(void) { __nvvm_bar_warp_sync(0xffffffffu); }
+KR_DEV float kr_shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0xffffffffu, v, mask, 31); }
+
+KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+KR_DEV float kr_log2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+KR_DEV float kr_rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+KR_DEV float kr_rsqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+KR_DEV float kr_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+KR_DEV float kr_bits_to_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+KR_DEV uint32_t kr_float_to_bits(float v) { return __builtin_bit_cast(uint32_t, v); }
+KR_DEV float kr_from_f16(uint16_t h) { float v; asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h)); return v; }
+KR_DEV uint16_t kr_to_f16(float v) { uint16_t h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
+#if KR_TIER >= 80
+KR_DEV uint16_t kr_to_bf16(float v) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
+KR_DEV uint32_t kr_pack_bf16(float low, float high) { uint32_t h; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
+KR_DEV uint32_t kr_pack_f16(float low, float high) { uint32_t h; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
+#endif
+#endif /* KR_EMULATE */
+
+#if defined(KR_EMULATE) || KR_TIER < 80
+KR_DEV uint16_t kr_to_bf16(float v) {
+  uint32_t bits = kr_float_to_bits(v);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+KR_DEV uint32_t kr_pack_bf16(float low, float high) { return (uint32_t)kr_to_bf16(high) << 16 | kr_to_bf16(low); }
+KR_DEV uint32_t kr_pack_f16(float low, float high) { return (uint32_t)kr_to_f16(high) << 16 | kr_to_f16(low); }
+#endif
+
+KR_DEV float kr_from_bf16(uint16_t h) { return kr_bits_to_float((uint32_t)h << 16); }
+
+#define KR_LOG2E 1.4426950408889634f
+#define KR_LN2 0.6931471805599453f
+
+KR_DEV float kr_exp(float x) { return kr_exp2(x * KR_LOG2E); }
+KR_DEV float kr_sigmoid(float x) { return kr_rcp(1.0f + kr_exp2(-KR_LOG2E * x)); }
+KR_DEV float kr_silu(float x) { return x * kr_sigmoid(x); }
+
+/* log(1 + e^v), v above 20. Below -5 the sum 1 + e^v loses e^v's digits, so the series takes over. */
+KR_DEV float kr_softplus(float v) {
+  float e = kr_exp2(v * KR_LOG2E);
+  float y = v < -5.0f ? e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f) : KR_LN2 * kr_log2(1.0f + e);
+  return v > 20.0f ? v : y;
+}
+
+/* 2^x without the special-function unit: x is cut to an integer and r in [-1/2, 1/2] (adding 1.5 2^23 rounds), then a
+ * polynomial that is exact at 0 (relative error 3e-7 r): decays near 1 stay near 1. For x up to 126. */
+KR_DEV float kr_exp2_fma(float x) {
+  const float magic = 12582912.0f;
+  x = x < -126.0f ? -126.0f : x;
+  float shifted = x + magic;
+  float r = x - (shifted - magic);
+  float p = kr_fma(r, 0.0013267f, 0.00966588f);
+  p = kr_fma(r, p, 0.05550666f);
+  p = kr_fma(r, p, 0.24022358f);
+  p = kr_fma(r, kr_fma(r, p, 0.69314709f), 1.0f);
+  return kr_bits_to_float(kr_float_to_bits(p) + (kr_float_to_bits(shifted) << 23));
+}
+
+typedef struct __attribute__((aligned(16))) kr_float4 {
+  float v[4];
+} kr_float4;
+typedef struct __attribute__((aligned(16))) kr_raw16 {
+  uint32_t w[4];
+} kr_raw16;
+
+KR_DEV float kr_unpack(uint32_t pair, int high, int32_t dtype) {
+  if (dtype == KRAIT_BF16) return kr_bits_to_float(high ? pair & 0xffff0000u : pair << 16);
+  return kr_from_f16((uint16_t)(high ? pair >> 16 : pair));
+}
+KR_DEV uint32_t kr_pack(float low, float high, int32_t dtype) { return dtype == KRAIT_BF16 ? kr_pack_bf16(low, high) : kr_pack_f16(low, high); }
+
+/* One element of any float type. */
+KR_DEV float kr_load(const void *data, int64_t offset, int32_t dtype) {
+  if (dtype == KRAIT_F32) return ((const float *)data)[offset];
+  uint16_t h = ((const uint16_t *)data)[offset];
+  return dtype == KRAIT_BF16 ? kr_from_bf16(h) : kr_from_f16(h);
+}
+KR_DEV void kr_store(void *data, int64_t offset, int32_t dtype, float v) {
+  if (dtype == KRAIT_F32) ((float *)data)[offset] = v;
+  else ((uint16_t *)data)[offset] = dtype == KRAIT_BF16 ? kr_to_bf16(v) : kr_to_f16(v);
+}
+
+#endif

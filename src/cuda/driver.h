@@ -1,0 +1,48 @@
+/* driver.h: the NVIDIA driver, loaded at run time as a table of function pointers (driver.def). Nothing links against it. */
+#ifndef KR_DRIVER_H
+#define KR_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int kr_cu_result; /* CUresult; 0 is success */
+
+typedef struct kr_driver {
+#define KR_CU(need, name, symbol, parameters) kr_cu_result(*name) parameters;
+#include "driver.def"
+#undef KR_CU
+  int version; /* 13000 for CUDA 13.0 */
+} kr_driver;
+
+/* Loads the library (KRAIT_LIBCUDA, else libcuda.so.1) and initialises it, once per process; later calls repeat the
+ * first answer. A failing status says why: no library, a symbol missing, the driver's own words. */
+int32_t kr_driver_load(const kr_driver **driver);
+
+/* The highest PTX version (60 for 6.0) that a driver of this CUDA version reads. */
+int kr_driver_ptx_version(int cuda_version);
+
+/* A failed driver call as a status, with the driver's name and sentence for it: KRAIT_ERR_DEVICE_LOST for errors that
+ * break the context until the process ends, KRAIT_ERR_DEVICE_MEMORY when memory ran out, else KRAIT_ERR_DRIVER. */
+int32_t kr_driver_fail(const kr_driver *driver, kr_cu_result result, const char *doing);
+
+#define KR_CU_TRY(driver, call, doing)                                               \
+  do {                                                                               \
+    kr_cu_result kr_cu_result_ = (driver)->call;                                     \
+    if (kr_cu_result_) return kr_driver_fail((driver), kr_cu_result_, (doing));      \
+  } while (0)
+
+/* Numbers of the driver's interface that we use; they are part of its ABI. */
+enum {
+  KR_CU_OUT_OF_MEMORY = 2,
+  KR_CU_NO_DEVICE = 100,
+  KR_CU_JIT_ERROR_LOG_BUFFER = 5,
+  KR_CU_JIT_ERROR_LOG_BYTES = 6,
+  KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
+  KR_CU_ATTR_MULTIPROCESSORS = 16,
+  KR_CU_ATTR_L2_BYTES = 38,
+  KR_CU_ATTR_MAJOR = 75,
+  KR_CU_ATTR_MINOR = 76,
+  KR_CU_ATTR_SHARED_OPTIN = 97,
+};
+
+#endif

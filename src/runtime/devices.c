@@ -1,0 +1,35 @@
+/* devices.c: the public list of GPUs and of embedded device code. */
+#include <string.h>
+
+#include "cuda.h"
+#include "status.h"
+
+#include <krait/krait.h>
+
+int32_t krait_device_count(int32_t *n) {
+  KR_CHECK(n, KRAIT_ERR_ARGUMENT, "n must not be NULL");
+  int count = 0;
+  int32_t status = kr_cuda_n_devices(&count);
+  *n = status < 0 ? 0 : count;
+  return status;
+}
+
+int32_t krait_device_read(int32_t index, krait_device_info *info) {
+  kr_device_info d;
+  const kr_driver *driver;
+  KR_CHECK(info && info->size == sizeof *info, KRAIT_ERR_STRUCT_SIZE, "krait_device_info.size must be %zu", sizeof *info);
+  KR_TRY(kr_cuda_device_info(index, &d));
+  KR_TRY(kr_driver_load(&driver));
+  *info = (krait_device_info){.size = sizeof *info, .index = index, .major = d.major, .minor = d.minor, .n_multiprocessors = d.n_multiprocessors,
+    .driver_version = driver->version, .ptx_version = kr_driver_ptx_version(driver->version), .memory_bytes = d.memory_bytes, .l2_bytes = d.l2_bytes, .caps = d.caps};
+  memcpy(info->name, d.name, sizeof info->name);
+  info->name[sizeof info->name - 1] = 0;
+  return KRAIT_OK;
+}
+
+int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier, const char **text) {
+  size_t bytes;
+  KR_CHECK(module && tier && text, KRAIT_ERR_ARGUMENT, "module, tier and text must not be NULL");
+  KR_CHECK(kr_cuda_embedded(index, module, tier, text, &bytes), KRAIT_ERR_ARGUMENT, "there is no embedded PTX %d", index);
+  return KRAIT_OK;
+}

@@ -1,0 +1,152 @@
+/* driver.c: the ladder, the fall-back to the CPU and every failing driver call, against a fake driver library. Start-up is
+ * read once per process, so each start-up case runs in a child. */
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cuda.h"
+#include "dlib.h"
+#include "ladder.h"
+#include <krait/ops.h>
+
+static const char *fake_path;
+
+/* In a child with its own environment: opens the device and returns the status; what it said is in text. */
+static int32_t open_in_child(const char *library, const char *fake, int32_t device, int32_t fallback, char *text, size_t text_bytes) {
+  int ends[2];
+  struct { int32_t status, device; char detail[600]; } answer = {0};
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    setenv("KRAIT_LIBCUDA", library, 1);
+    if (fake) setenv("KR_FAKE_CUDA", fake, 1);
+    krait_ctx *ctx = NULL;
+    krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = fallback};
+    answer.status = krait_ctx_open(&options, &ctx);
+    answer.device = ctx ? krait_ctx_device(ctx) : -1;
+    snprintf(answer.detail, sizeof answer.detail, "%s", krait_error_detail());
+    krait_ctx_close(&ctx);
+    ssize_t written = write(ends[1], &answer, sizeof answer);
+    _exit(written == sizeof answer ? 0 : 1);
+  }
+  close(ends[1]);
+  assert_int_equal(read(ends[0], &answer, sizeof answer), sizeof answer);
+  close(ends[0]);
+  waitpid(child, NULL, 0);
+  snprintf(text, text_bytes, "%s", answer.detail);
+  return answer.status < 0 ? answer.status : answer.device;
+}
+
+static void start_up_failures_have_reasons(void **state) {
+  static const struct { const char *library, *fake; int32_t status; const char *says; } cases[] = {
+    {"/no/such/libcuda.so", NULL, KRAIT_ERR_DRIVER_MISSING, "no NVIDIA driver"},
+    {NULL, "init=100", KRAIT_ERR_NO_DEVICE, "CUDA_VISIBLE_DEVICES"},
+    {NULL, "init=999", KRAIT_ERR_DRIVER, "as the test asked"},
+    {NULL, "count=0", KRAIT_ERR_NO_DEVICE, "no GPU"},
+    {NULL, "version=8000", KRAIT_ERR_DRIVER_OLD, "CUDA 8.0"},
+    {NULL, "capability=35", KRAIT_ERR_UNSUPPORTED, "the device is older"},
+  };
+  char text[700];
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *library = cases[i].library ? cases[i].library : fake_path;
+    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_CUDA(0), 0, text, sizeof text), cases[i].status);
+    assert_non_null(strstr(text, cases[i].says));
+    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_AUTO, 0, text, sizeof text), KRAIT_DEVICE_CPU);
+    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_AUTO, KRAIT_FALLBACK_NEVER, text, sizeof text), KRAIT_ERR_FALLBACK);
+    assert_non_null(strstr(text, cases[i].says));
+  }
+}
+
+static void tiers_follow_device_and_driver(void **state) {
+  static const struct { int capability, ptx; const char *tiers; } cases[] = {
+    {50, 60, "cuda_base"}, {75, 90, "cuda_base"}, {80, 65, "cuda_base"}, {80, 70, "cuda_base,cuda_ampere"}, {86, 90, "cuda_base,cuda_ampere"}, {120, 90, "cuda_base,cuda_ampere"}, {35, 90, ""}, {90, 59, ""}};
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip(); /* this build holds no device code */
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char text[64], why[400];
+    const kr_device_info info = {.major = cases[i].capability / 10, .minor = cases[i].capability % 10};
+    krait_caps_format(kr_ladder(&info, cases[i].ptx, KRAIT_CAPS_ALL, why, sizeof why), text, sizeof text);
+    assert_string_equal(text, cases[i].tiers);
+    assert_non_null(strstr(why, "hopper"));
+    assert_int_equal(kr_ladder(&info, cases[i].ptx, KRAIT_CAP_CUDA_BASE, NULL, 0) & ~KRAIT_CAP_CUDA_BASE, 0);
+  }
+}
+
+/* One step of work with every kind of call: open, memory, copies, a kernel. */
+static int32_t work(void) {
+  krait_ctx *ctx = NULL;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+  kr_cuda *cuda = NULL;
+  void *block = NULL;
+  float values[16] = {0};
+  int32_t status = krait_ctx_open(&options, &ctx);
+  if (status < 0) return status;
+  status = kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda);
+  if (status >= 0) status = kr_cuda_alloc(cuda, sizeof values, &block);
+  if (status >= 0) status = kr_cuda_copy_in(cuda, block, values, sizeof values, NULL);
+  krait_view view = {.data = block, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
+  krait_state_update_args args = {.call = {.size = sizeof args}, .B = 1, .H = 1, .P = 1, .N = 4, .G = 1, .n_states = 1, .state = view, .x = view, .dt = view, .A = view, .Bmat = view, .Cmat = view, .out = view};
+  if (status >= 0) status = krait_state_update(ctx, &args);
+  if (status >= 0) status = kr_cuda_copy_out(cuda, values, block, sizeof values, NULL);
+  if (status >= 0) status = kr_cuda_wait(cuda, NULL);
+  kr_cuda_free(cuda, block);
+  kr_cuda_close(&cuda);
+  krait_ctx_close(&ctx);
+  return status;
+}
+
+static void (*fail_at)(long n, int result);
+static long (*n_calls)(void);
+static int (*n_held)(void);
+
+static void every_failing_call_is_a_status_and_leaks_nothing(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  assert_int_equal(work(), KRAIT_OK);
+  assert_int_equal(n_held(), 0);
+  const long n = n_calls();
+  assert_true(n > 10);
+  int n_failed = 0;
+  for (int sticky = 0; sticky < 2; sticky++)
+    for (long i = 1; i <= n; i++) {
+      fail_at(i, sticky ? 700 : 2);
+      int32_t status = work();
+      n_failed += status < 0;
+      if (status < 0) assert_true(status == (sticky ? KRAIT_ERR_DEVICE_LOST : KRAIT_ERR_DEVICE_MEMORY));
+      if (n_held() != 0) fail_msg("call %ld of %ld failed and %d things were kept", i, n, n_held());
+    }
+  fail_at(0, 0);
+  assert_true(n_failed > n);
+}
+
+static void out_of_memory_says_how_much(void **state) {
+  kr_cuda *cuda;
+  void *block;
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  assert_int_equal(kr_cuda_alloc(cuda, (size_t)2 << 30, &block), KRAIT_ERR_DEVICE_MEMORY);
+  assert_non_null(strstr(krait_error_detail(), "2147483648 bytes needed, 12345 of"));
+  kr_cuda_close(&cuda);
+}
+
+int main(int argc, char **argv) {
+  const char *why;
+  if (argc < 2) return 2;
+  fake_path = argv[1];
+  setenv("KRAIT_LIBCUDA", fake_path, 1);
+  kr_dlib *fake = kr_dlib_open(fake_path, &why);
+  if (!fake) return fprintf(stderr, "%s\n", why), 1;
+  *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
+  *(void **)&n_calls = kr_dlib_find(fake, "fake_cuda_calls");
+  *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
+  const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
+                                     cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,105 @@
+/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing, and it fails
+ * as it is told. What start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the
+ * n-th later call fails through fake_cuda_fail_at. fake_cuda_held counts what was taken and not given back. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { OUT_OF_MEMORY = 2 };
+
+static long calls, fail_at;
+static int fail_with, held;
+static _Thread_local void *current[16];
+static _Thread_local int depth;
+static char context_object;
+
+EXPORT void fake_cuda_fail_at(long n, int result);
+EXPORT long fake_cuda_calls(void);
+EXPORT int fake_cuda_held(void);
+
+void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
+long fake_cuda_calls(void) { return calls; }
+int fake_cuda_held(void) { return held; }
+
+static long setting(const char *key, long otherwise) {
+  const char *text = getenv("KR_FAKE_CUDA");
+  const char *at = text ? strstr(text, key) : NULL;
+  return at ? strtol(at + strlen(key), NULL, 10) : otherwise;
+}
+
+static int failed(void) { return ++calls == fail_at ? fail_with : 0; }
+
+#define FAKE(name, parameters, ...)  \
+  EXPORT int name parameters;        \
+  int name parameters {              \
+    int result = failed();           \
+    if (result) return result;       \
+    __VA_ARGS__;                     \
+    return 0;                        \
+  }
+#define UNUSED(x) (void)(x)
+
+EXPORT int cuInit(unsigned flags);
+int cuInit(unsigned flags) { return UNUSED(flags), (int)setting("init=", 0); }
+EXPORT int cuDriverGetVersion(int *version);
+int cuDriverGetVersion(int *version) { return *version = (int)setting("version=", 13000), 0; }
+EXPORT int cuGetErrorName(int result, const char **text);
+int cuGetErrorName(int result, const char **text) { return *text = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE", 0; }
+EXPORT int cuGetErrorString(int result, const char **text);
+int cuGetErrorString(int result, const char **text) { return UNUSED(result), *text = "as the test asked", 0; }
+
+FAKE(cuDeviceGetCount, (int *n), *n = (int)setting("count=", 1))
+FAKE(cuDeviceGet, (int *device, int ordinal), *device = ordinal)
+FAKE(cuDeviceGetName, (char *name, int bytes, int device), UNUSED(device), snprintf(name, (size_t)bytes, "Fake GPU"))
+FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)1 << 30)
+FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
+     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? 49152 : 8)
+FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
+FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
+FAKE(cuCtxSynchronize, (void), (void)0)
+FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values), *module = (void *)(uintptr_t)image, held++)
+FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), UNUSED(name), *function = module)
+FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
+FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
+     UNUSED(function), UNUSED(gx), UNUSED(gy), UNUSED(gz), UNUSED(bx), UNUSED(by), UNUSED(bz), UNUSED(shared), UNUSED(stream), UNUSED(parameters), UNUSED(extra))
+FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
+FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream), memcpy((void *)(uintptr_t)to, from, bytes))
+FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memcpy(to, (void *)(uintptr_t)from, bytes))
+FAKE(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
+FAKE(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void *stream), UNUSED(stream), memset((void *)(uintptr_t)to, value, bytes))
+FAKE(cuMemAllocHost_v2, (void **block, size_t bytes), *block = malloc(bytes), held++)
+FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &held, held++)
+FAKE(cuStreamSynchronize, (void *stream), UNUSED(stream))
+FAKE(cuEventCreate, (void **event, unsigned flags), UNUSED(flags), *event = &held, held++)
+FAKE(cuEventRecord, (void *event, void *stream), UNUSED(event), UNUSED(stream))
+FAKE(cuEventSynchronize, (void *event), UNUSED(event))
+FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
+
+EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes);
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  int result = failed();
+  if (result || bytes > (size_t)1 << 30) return result ? result : OUT_OF_MEMORY;
+  *address = (uint64_t)(uintptr_t)malloc(bytes);
+  return held++, 0;
+}
+
+/* Giving back, and entering the context for it, cannot be made to fail: the caller could do nothing about it. */
+EXPORT int cuCtxPushCurrent_v2(void *context);
+int cuCtxPushCurrent_v2(void *context) { return current[depth++] = context, 0; }
+EXPORT int cuDevicePrimaryCtxRelease(int device);
+int cuDevicePrimaryCtxRelease(int device) { return UNUSED(device), held--, 0; }
+EXPORT int cuModuleUnload(void *module);
+int cuModuleUnload(void *module) { return UNUSED(module), held--, 0; }
+EXPORT int cuCtxPopCurrent_v2(void **context);
+int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
+EXPORT int cuMemFree_v2(uint64_t address);
+int cuMemFree_v2(uint64_t address) { return free((void *)(uintptr_t)address), held--, 0; }
+EXPORT int cuMemFreeHost(void *block);
+int cuMemFreeHost(void *block) { return free(block), held--, 0; }
+EXPORT int cuStreamDestroy_v2(void *stream);
+int cuStreamDestroy_v2(void *stream) { return UNUSED(stream), held--, 0; }
+EXPORT int cuEventDestroy_v2(void *event);
+int cuEventDestroy_v2(void *event) { return UNUSED(event), held--, 0; }
