@@ -45,7 +45,8 @@ typedef struct krait_call {
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
  * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
  * With seq_idx a tap whose seq_idx differs from position t's is dropped; seq_idx[t] < 0 gives out 0.
- * KRAIT_CONV1D_REVERSE: time runs backwards (taps reach into the future); initial_states then stand after the end. */
+ * KRAIT_CONV1D_REVERSE: time runs backwards, as if x, seq_idx and out were flipped in time; the states keep the
+ * direction's own order (initial_states[W-2] is the input right after the end, final_states[W-2] is x at time 0). */
 #define KRAIT_CONV1D_REVERSE 1u
 
 typedef struct krait_causal_conv1d_args {
@@ -120,7 +121,9 @@ KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ct
  * Packed sequences: either seq_idx (state resets at every change of the index, and outputs at negative indices are 0),
  * or cu_seqlens with B == 1 (S sequences; states are then (S,D,N)).
  * Directions: forward, reverse in time, or both in one call: out = scan(A) + reverse scan(A_reverse), where D u and
- * the gate are applied once to the sum (VideoMamba's bimamba v1 form: see docs/OPS.md). */
+ * the gate are applied once to the sum (VideoMamba's bimamba v1 form: see docs/OPS.md).
+ * With KRAIT_SCAN_REVERSE initial_state stands after the end, and last_state is the state after time 0. Complex A: u,
+ * delta, D and z stay real; gradients of A, B and C are those of a real loss by real and imaginary part (dL/dre + i dL/dim). */
 #define KRAIT_SCAN_SOFTPLUS 1u
 #define KRAIT_SCAN_B_CONSTANT 2u /* Bmat is (D,N) instead of (B,G,N,L) */
 #define KRAIT_SCAN_C_CONSTANT 4u

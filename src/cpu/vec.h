@@ -9,6 +9,9 @@
  *   sum(v) largest(v) -> float; lanes added in a fixed tree
  *   gt(a,b) lt(a,b) isnan(a) -> mask; select(m, a, b) = m ? a : b
  *   round_i(v) -> kr_vi to nearest even; vi_to_v; scale2(v, i) = v 2^i for i in -126..127
+ *   add_exponent(v, t) = v 2^n where t = n + KR_ROUND_MAGIC, bits only: v and the result must be normal numbers
+ *   split(v, &e) = m in [sqrt(1/2), sqrt(2)) with v = m 2^e, for normal positive v
+ *   transpose(r)  KR_VL vectors as a square, in place
  *   gather(p, stride) scatter(p, stride, v)   lanes at p[0], p[stride], ...
  * min and max return the second operand if either is NaN (x86 rule on every ISA). Functions on top: vec_math.h. */
 #ifndef KR_VEC_H
@@ -19,6 +22,10 @@
 #define KR_CAT2(a, b) a##_##b
 #define KR_CAT(a, b) KR_CAT2(a, b)
 #define KR_FN(name) KR_CAT(name, KR_ISA_NAME)
+/* For kernel bodies that are specialised by constant arguments. */
+#define KR_INLINE static inline __attribute__((always_inline))
+/* 1.5 2^23: added to |v| < 2^22 it rounds v to an integer, nearest even, kept in the low bits. */
+#define KR_ROUND_MAGIC 12582912.0f
 
 #if defined(KR_ISA_avx512)
 #include "vec_avx512.h"

@@ -92,6 +92,34 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(i, _mm256_set1_epi32(127)), 23)));
 }
 
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+static inline kr_v kr_v_split(kr_v v, kr_v *exponent) {
+  __m256i bits = _mm256_castps_si256(v), shifted = _mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f3504f3));
+  __m256i n = _mm256_srai_epi32(shifted, 23);
+  *exponent = _mm256_cvtepi32_ps(n);
+  return _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(n, 23)));
+}
+
+static inline void kr_v_transpose(kr_v r[KR_VL]) {
+  kr_v a[KR_VL], b[KR_VL];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 4; i++) {
+    r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+
 static inline kr_v kr_v_gather(const float *p, int64_t stride) {
   return _mm256_set_ps(p[7 * stride], p[6 * stride], p[5 * stride], p[4 * stride], p[3 * stride], p[2 * stride], p[stride], p[0]);
 }

@@ -69,6 +69,42 @@ static inline kr_vi kr_v_round_i(kr_v v) { return _mm512_cvtps_epi32(v); }
 static inline kr_v kr_vi_to_v(kr_vi i) { return _mm512_cvtepi32_ps(i); }
 static inline kr_v kr_v_scale2(kr_v v, kr_vi i) { return _mm512_scalef_ps(v, _mm512_cvtepi32_ps(i)); }
 
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+static inline kr_v kr_v_split(kr_v v, kr_v *exponent) {
+  __m512i bits = _mm512_castps_si512(v), shifted = _mm512_sub_epi32(bits, _mm512_set1_epi32(0x3f3504f3));
+  __m512i n = _mm512_srai_epi32(shifted, 23);
+  *exponent = _mm512_cvtepi32_ps(n);
+  return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(n, 23)));
+}
+
+static inline void kr_v_transpose(kr_v r[KR_VL]) {
+  kr_v a[KR_VL], b[KR_VL];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) { /* b[4k+c]: column c of each 4x4 block of rows 4k..4k+3 */
+      b[i + 2 * j] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+    }
+  for (int c = 0; c < 4; c++) {
+    a[c] = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88);
+    a[c + 4] = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
+    a[c + 8] = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88);
+    a[c + 12] = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
+  }
+  for (int c = 0; c < 4; c++) {
+    r[c] = _mm512_shuffle_f32x4(a[c], a[c + 8], 0x88);
+    r[c + 8] = _mm512_shuffle_f32x4(a[c], a[c + 8], 0xdd);
+    r[c + 4] = _mm512_shuffle_f32x4(a[c + 4], a[c + 12], 0x88);
+    r[c + 12] = _mm512_shuffle_f32x4(a[c + 4], a[c + 12], 0xdd);
+  }
+}
+
 static inline kr_vi kr_lane_offsets(int64_t stride) {
   return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32((int)stride));
 }

@@ -1,54 +1,154 @@
-/* vec_math.h: exp, sigmoid, silu, softplus and tanh on vectors, from the vocabulary of vec.h.
+/* vec_math.h: exp, log1p, sigmoid, silu, softplus and tanh on vectors, from the vocabulary of vec.h.
  *
- * exp: n = round(x log2 e); r = x - n ln2 in two steps (Cody & Waite 1980); a degree-6 polynomial for e^r on
- * |r| <= ln2/2; then 2^n in two factors, so that results down to the smallest subnormal and up to infinity are right.
- * Bounds, all of float32, are tested exhaustively in tests/cpu/vec_math.c. */
+ * exp: n = round(x log2 e); r = x - n ln2 in two steps (Cody & Waite 1980); e^r = 1 + r + r^2 P(r), P of degree 4
+ * (minimax in ulps on |r| <= ln2/2); then 2^n. The others are built on it without cancellation.
+ * Bounds (tests/cpu/vec_math.c walks every float32): exp 1 ulp, log1p 1, tanh 1.5, exp2 2.2, sigmoid 2.5, softplus 2.5, silu 3
+ * (100 * 2^-149 where its result is subnormal). NaN gives NaN, infinities their limits, subnormal results are kept. */
 #ifndef KR_VEC_MATH_H
 #define KR_VEC_MATH_H
 
 #include "vec.h"
 
-/* e^x for |r| <= ln2/2 after reduction, without the power of two. */
-static inline kr_v kr_exp_poly(kr_v r) {
-  kr_v p = kr_v_set1(1.3981999507e-3f);
-  p = kr_v_fma(p, r, kr_v_set1(8.3334519073e-3f));
-  p = kr_v_fma(p, r, kr_v_set1(4.1665795894e-2f));
-  p = kr_v_fma(p, r, kr_v_set1(1.6666665459e-1f));
-  p = kr_v_fma(p, r, kr_v_set1(5.0000001201e-1f));
-  return kr_v_add(kr_v_fma(kr_v_mul(r, r), p, r), kr_v_set1(1.0f));
+/* v 2^n for v in (0.5, 2) and integral n in -151..130, rounded once. */
+static inline kr_v kr_v_ldexp(kr_v v, kr_v n) {
+#ifdef KR_ISA_avx512
+  return _mm512_scalef_ps(v, n);
+#else
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f);
+  kr_v most = kr_v_min(kr_v_set1(127.0f), kr_v_max(kr_v_set1(-125.0f), n));
+  kr_v rest = kr_v_sub(n, most);
+  kr_v scaled = kr_v_mul(v, kr_v_add_exponent(one, kr_v_add(most, magic)));
+  return kr_v_mul(scaled, kr_v_add_exponent(one, kr_v_add(rest, magic)));
+#endif
 }
 
 static inline kr_v kr_v_exp(kr_v x) {
-  kr_v clamped = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN passes */
-  kr_vi n = kr_v_round_i(kr_v_mul(clamped, kr_v_set1(1.44269504f)));
-  kr_v nf = kr_vi_to_v(n);
-  kr_v r = kr_v_fnma(nf, kr_v_set1(0.693359375f), clamped);
-  r = kr_v_fnma(nf, kr_v_set1(-2.12194440e-4f), r);
-  kr_v p = kr_exp_poly(r);
-  kr_vi half = kr_v_round_i(kr_v_mul(nf, kr_v_set1(0.5f)));
-  kr_vi rest = kr_v_round_i(kr_v_sub(nf, kr_vi_to_v(half)));
-  return kr_v_scale2(kr_v_scale2(p, half), rest);
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
+  kr_v c = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN passes */
+  kr_v n = kr_v_sub(kr_v_fma(c, kr_v_set1(1.44269504f), magic), magic);
+  kr_v r = kr_v_fnma(n, kr_v_set1(0.693359375f), c);
+  r = kr_v_fnma(n, kr_v_set1(-2.12194440e-4f), r);
+  kr_v p = kr_v_set1(1.3780406443e-03f);
+  p = kr_v_fma(p, r, kr_v_set1(8.3688469604e-03f));
+  p = kr_v_fma(p, r, kr_v_set1(4.1669085622e-02f));
+  p = kr_v_fma(p, r, kr_v_set1(1.6666519642e-01f));
+  p = kr_v_fma(p, r, kr_v_set1(4.9999991059e-01f));
+  p = kr_v_add(kr_v_fma(kr_v_mul(r, r), p, r), kr_v_set1(1.0f));
+  return kr_v_ldexp(p, n);
 }
 
-/* The same where the result may flush to zero below 2^-126 and x <= 88: one factor. For decays exp(dt A), A < 0. */
-static inline kr_v kr_v_exp_decay(kr_v x) {
-  kr_v clamped = kr_v_min(kr_v_set1(88.0f), kr_v_max(kr_v_set1(-87.3f), x));
-  kr_vi n = kr_v_round_i(kr_v_mul(clamped, kr_v_set1(1.44269504f)));
-  kr_v nf = kr_vi_to_v(n);
-  kr_v r = kr_v_fnma(nf, kr_v_set1(0.693359375f), clamped);
-  r = kr_v_fnma(nf, kr_v_set1(-2.12194440e-4f), r);
-  kr_v value = kr_v_scale2(kr_exp_poly(r), n);
-  return kr_v_select(kr_v_lt(x, kr_v_set1(-87.3f)), kr_v_zero(), value);
+/* 2^r for |r| <= 1/2, exactly 1 for 0. */
+static inline kr_v kr_exp2_poly(kr_v r) {
+  kr_v p = kr_v_set1(1.3225707226e-03f);
+  p = kr_v_fma(p, r, kr_v_set1(9.6717625856e-03f));
+  p = kr_v_fma(p, r, kr_v_set1(5.5508915335e-02f));
+  p = kr_v_fma(p, r, kr_v_set1(2.4022236466e-01f));
+  p = kr_v_fma(p, r, kr_v_set1(6.9314682484e-01f));
+  return kr_v_fma(p, r, kr_v_set1(1.0f));
+}
+
+/* 2^(a b) for |a b| <= 126: the decays exp(dt A) of a scan, with log2 e folded into A once. Nothing beyond that range,
+ * and no promise on NaN. */
+static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
+  kr_v t = kr_v_fma(a, b, magic);
+  return kr_v_add_exponent(kr_exp2_poly(kr_v_fma(a, b, kr_v_sub(magic, t))), t);
+}
+
+/* The same for any a b: infinities, zeros and NaN as exp2 has them. */
+static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
+  kr_v v = kr_v_min(kr_v_set1(130.0f), kr_v_max(kr_v_set1(-151.0f), kr_v_mul(a, b)));
+  kr_v n = kr_v_sub(kr_v_add(v, magic), magic);
+  return kr_v_ldexp(kr_exp2_poly(kr_v_sub(v, n)), n);
+}
+
+/* e^-|x| and the numerator of sigmoid(x) = top / (1 + e^-|x|). */
+static inline kr_v kr_sigmoid_parts(kr_v x, kr_v *top) {
+  kr_v e = kr_v_exp(kr_v_neg(kr_v_abs(x)));
+  *top = kr_v_select(kr_v_lt(x, kr_v_zero()), e, kr_v_set1(1.0f));
+  return e;
 }
 
 static inline kr_v kr_v_sigmoid(kr_v x) {
-  kr_v one = kr_v_set1(1.0f);
-  return kr_v_div(one, kr_v_add(one, kr_v_exp(kr_v_neg(x))));
+  kr_v top, e = kr_sigmoid_parts(x, &top);
+  return kr_v_div(top, kr_v_add(kr_v_set1(1.0f), e));
 }
 
 static inline kr_v kr_v_silu(kr_v x) {
-  kr_v one = kr_v_set1(1.0f);
-  return kr_v_div(x, kr_v_add(one, kr_v_exp(kr_v_neg(x))));
+  kr_v top, e = kr_sigmoid_parts(x, &top);
+  return kr_v_div(kr_v_mul(x, top), kr_v_add(kr_v_set1(1.0f), e));
+}
+
+/* The derivative of silu: s (1 + x (1 - s)) = s + silu(x) (1 - s), 1 - s = sigmoid(-x) without cancellation. */
+static inline kr_v kr_v_silu_slope(kr_v x) {
+  const kr_v one = kr_v_set1(1.0f);
+  kr_v top, e = kr_sigmoid_parts(x, &top);
+  kr_v inverse = kr_v_div(one, kr_v_add(one, e)), s = kr_v_mul(top, inverse);
+  kr_v other = kr_v_mul(kr_v_select(kr_v_lt(x, kr_v_zero()), one, e), inverse);
+  return kr_v_fma(kr_v_mul(x, s), other, s);
+}
+
+/* log(1 + e) for e in 0..1 as e - e^2 Q(e). */
+static inline kr_v kr_log1p_unit(kr_v e) {
+  kr_v q = kr_v_set1(3.3184716012e-03f);
+  q = kr_v_fma(q, e, kr_v_set1(-2.0204579458e-02f));
+  q = kr_v_fma(q, e, kr_v_set1(5.7664431632e-02f));
+  q = kr_v_fma(q, e, kr_v_set1(-1.0680554062e-01f));
+  q = kr_v_fma(q, e, kr_v_set1(1.5355394781e-01f));
+  q = kr_v_fma(q, e, kr_v_set1(-1.9695399702e-01f));
+  q = kr_v_fma(q, e, kr_v_set1(2.4958586693e-01f));
+  q = kr_v_fma(q, e, kr_v_set1(-3.3330512047e-01f));
+  q = kr_v_fma(q, e, kr_v_set1(4.9999931455e-01f));
+  return kr_v_fnma(kr_v_mul(e, e), q, e);
+}
+
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, as upstream's threshold has it. */
+static inline kr_v kr_v_softplus(kr_v x) {
+  kr_v e = kr_v_exp(kr_v_neg(kr_v_abs(x)));
+  return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(e));
+}
+
+/* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */
+static inline kr_v kr_v_log1p(kr_v x) {
+  const kr_v one = kr_v_set1(1.0f);
+  kr_v k, u = kr_v_add(one, x), m = kr_v_split(u, &k);
+  kr_vm near_one = kr_v_lt(kr_v_abs(k), kr_v_set1(0.5f));
+  kr_v lost = kr_v_select(kr_v_gt(x, kr_v_set1(16777216.0f)), kr_v_zero(), kr_v_div(kr_v_sub(x, kr_v_sub(u, one)), u));
+  kr_v f = kr_v_select(near_one, x, kr_v_sub(m, one));
+  lost = kr_v_select(near_one, kr_v_zero(), lost);
+  kr_v p = kr_v_set1(6.7466340959e-02f);
+  p = kr_v_fma(p, f, kr_v_set1(-1.1675645411e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(1.1888162047e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(-1.2405589968e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(1.4219552279e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(-1.6667996347e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(2.0002119243e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(-2.5000008941e-01f));
+  p = kr_v_fma(p, f, kr_v_set1(3.3333313465e-01f));
+  kr_v square = kr_v_mul(f, f);
+  kr_v tail = kr_v_fma(kr_v_mul(square, f), p, kr_v_fma(k, kr_v_set1(-2.12194440e-4f), lost));
+  tail = kr_v_fnma(kr_v_set1(0.5f), square, tail);
+  kr_v result = kr_v_fma(k, kr_v_set1(0.693359375f), kr_v_add(f, tail));
+  result = kr_v_select(kr_v_gt(x, kr_v_set1(3.4028234e38f)), x, result);
+  const kr_v infinity = kr_v_div(one, kr_v_zero());
+  kr_v limit = kr_v_select(kr_v_lt(u, kr_v_zero()), kr_v_sub(infinity, infinity), kr_v_neg(infinity));
+  return kr_v_select(kr_v_lt(u, kr_v_set1(1e-30f)), limit, result);
+}
+
+static inline kr_v kr_v_tanh(kr_v x) {
+  const kr_v one = kr_v_set1(1.0f);
+  kr_v size = kr_v_abs(x), s = kr_v_mul(x, x);
+  kr_v p = kr_v_set1(-5.7049868628e-03f);
+  p = kr_v_fma(p, s, kr_v_set1(2.0639088005e-02f));
+  p = kr_v_fma(p, s, kr_v_set1(-5.3739715368e-02f));
+  p = kr_v_fma(p, s, kr_v_set1(1.3331441581e-01f));
+  p = kr_v_fma(p, s, kr_v_set1(-3.3333280683e-01f));
+  kr_v small = kr_v_fma(kr_v_mul(x, s), p, x);
+  kr_v e = kr_v_exp(kr_v_min(kr_v_set1(40.0f), kr_v_add(size, size)));
+  kr_v large = kr_v_sub(one, kr_v_div(kr_v_set1(2.0f), kr_v_add(e, one)));
+  large = kr_v_select(kr_v_lt(x, kr_v_zero()), kr_v_neg(large), large);
+  return kr_v_select(kr_v_lt(size, kr_v_set1(0.625f)), small, large);
 }
 
 #endif

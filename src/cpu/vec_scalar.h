@@ -84,6 +84,30 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return v;
 }
 
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
+  KR_EACH v.f[k] = kr_bits_float(kr_float_bits(v.f[k]) + (kr_float_bits(t.f[k]) << 23));
+  return v;
+}
+static inline kr_v kr_v_split(kr_v v, kr_v *exponent) {
+  KR_EACH {
+    uint32_t bits = kr_float_bits(v.f[k]), shifted = bits - 0x3f3504f3u;
+    int32_t n = (int32_t)(shifted >> 23) - (int32_t)(shifted >> 31 << 9); /* an arithmetic shift */
+    exponent->f[k] = (float)n;
+    v.f[k] = kr_bits_float(bits - ((uint32_t)n << 23));
+  }
+  return v;
+}
+
+static inline void kr_v_transpose(kr_v r[KR_VL]) {
+  for (int i = 0; i < KR_VL; i++)
+    for (int j = i + 1; j < KR_VL; j++) {
+      float swap = r[i].f[j];
+      r[i].f[j] = r[j].f[i];
+      r[j].f[i] = swap;
+    }
+}
+
 static inline kr_v kr_v_gather(const float *p, int64_t stride) { kr_v v; KR_EACH v.f[k] = p[k * stride]; return v; }
 static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) { KR_EACH p[k * stride] = v.f[k]; }
 

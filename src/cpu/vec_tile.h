@@ -1,0 +1,111 @@
+/* vec_tile.h: a float tile of n_rows x KR_VL lanes, read from or written to any strides and float type. Rows are time
+ * steps and lanes channels, usually; lanes beyond n_lanes read as zero and are not written. Unit stride on lanes is a
+ * plain load, unit stride (either sign) on rows a transposed block, everything else goes element by element.
+ * pitch: floats from one row of the tile to the next, at least KR_VL. */
+#ifndef KR_VEC_TILE_H
+#define KR_VEC_TILE_H
+
+#include <krait/krait.h>
+
+#include "vec.h"
+
+typedef struct kr_plane {
+  void *data;
+  int32_t dtype; /* KRAIT_F32, _F16 or _BF16 */
+  int64_t offset, row_stride, lane_stride; /* elements */
+} kr_plane;
+
+KR_INLINE float kr_scalar_load(const void *p, int64_t i, int32_t dtype) {
+  if (dtype == KRAIT_F32) return ((const float *)p)[i];
+  uint16_t h = ((const uint16_t *)p)[i];
+  return dtype == KRAIT_F16 ? kr_f16_to_float(h) : kr_bf16_to_float(h);
+}
+KR_INLINE void kr_scalar_store(void *p, int64_t i, int32_t dtype, float x) {
+  if (dtype == KRAIT_F32) ((float *)p)[i] = x;
+  else ((uint16_t *)p)[i] = dtype == KRAIT_F16 ? kr_float_to_f16(x) : kr_float_to_bf16(x);
+}
+
+/* n == KR_VL is a whole vector. */
+KR_INLINE kr_v kr_v_load_as(const void *p, int64_t i, int n, int32_t dtype) {
+  const uint16_t *half = (const uint16_t *)p + i;
+  if (dtype == KRAIT_F32) return n == KR_VL ? kr_v_load((const float *)p + i) : kr_v_loadn((const float *)p + i, n);
+  if (dtype == KRAIT_F16) return n == KR_VL ? kr_v_load_h(half) : kr_v_loadn_h(half, n);
+  return n == KR_VL ? kr_v_load_b(half) : kr_v_loadn_b(half, n);
+}
+KR_INLINE void kr_v_store_as(void *p, int64_t i, int n, int32_t dtype, kr_v v) {
+  uint16_t *half = (uint16_t *)p + i;
+  if (dtype == KRAIT_F32) {
+    if (n == KR_VL) kr_v_store((float *)p + i, v);
+    else kr_v_storen((float *)p + i, v, n);
+  } else if (dtype == KRAIT_F16) {
+    if (n == KR_VL) kr_v_store_h(half, v);
+    else kr_v_storen_h(half, v, n);
+  } else {
+    if (n == KR_VL) kr_v_store_b(half, v);
+    else kr_v_storen_b(half, v, n);
+  }
+}
+
+KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
+  int64_t at = p->offset, step = p->row_stride;
+  int row = 0;
+  if (p->lane_stride == 1) {
+    for (; row < n_rows; row++) kr_v_store(tile + row * pitch, kr_v_load_as(p->data, at + row * step, n_lanes, dtype));
+    return;
+  }
+  if (step == 1 || step == -1)
+    for (; row + KR_VL <= n_rows; row += KR_VL) {
+      kr_v block[KR_VL];
+      int64_t first = at + row * step - (step < 0 ? KR_VL - 1 : 0);
+      for (int lane = 0; lane < KR_VL; lane++)
+        block[lane] = lane < n_lanes ? kr_v_load_as(p->data, first + lane * p->lane_stride, KR_VL, dtype) : kr_v_zero();
+      kr_v_transpose(block);
+      for (int i = 0; i < KR_VL; i++) kr_v_store(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * pitch, block[i]);
+    }
+  for (; row < n_rows; row++)
+    for (int lane = 0; lane < KR_VL; lane++)
+      tile[row * pitch + lane] = lane < n_lanes ? kr_scalar_load(p->data, at + row * step + lane * p->lane_stride, dtype) : 0;
+}
+
+KR_INLINE void kr_tile_store_as(const float *tile, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
+  int64_t at = p->offset, step = p->row_stride;
+  int row = 0;
+  if (p->lane_stride == 1) {
+    for (; row < n_rows; row++) kr_v_store_as(p->data, at + row * step, n_lanes, dtype, kr_v_load(tile + row * KR_VL));
+    return;
+  }
+  if (step == 1 || step == -1)
+    for (; row + KR_VL <= n_rows; row += KR_VL) {
+      kr_v block[KR_VL];
+      int64_t first = at + row * step - (step < 0 ? KR_VL - 1 : 0);
+      for (int i = 0; i < KR_VL; i++) block[i] = kr_v_load(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * KR_VL);
+      kr_v_transpose(block);
+      for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, first + lane * p->lane_stride, KR_VL, dtype, block[lane]);
+    }
+  for (; row < n_rows; row++)
+    for (int lane = 0; lane < n_lanes; lane++)
+      kr_scalar_store(p->data, at + row * step + lane * p->lane_stride, dtype, tile[row * KR_VL + lane]);
+}
+
+static inline void kr_tile_load(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes) {
+  if (p->dtype == KRAIT_F32) kr_tile_load_as(tile, pitch, p, n_rows, n_lanes, KRAIT_F32);
+  else if (p->dtype == KRAIT_F16) kr_tile_load_as(tile, pitch, p, n_rows, n_lanes, KRAIT_F16);
+  else kr_tile_load_as(tile, pitch, p, n_rows, n_lanes, KRAIT_BF16);
+}
+
+static inline void kr_tile_store(const float *tile, const kr_plane *p, int n_rows, int n_lanes) {
+  if (p->dtype == KRAIT_F32) kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_F32);
+  else if (p->dtype == KRAIT_F16) kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_F16);
+  else kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_BF16);
+}
+
+/* A float matrix [n_rows][pitch], n_columns used, from any strides: what all lanes share. pitch is whole vectors. */
+static inline void kr_matrix_load(float *matrix, int64_t pitch, const kr_plane *p, int n_rows, int64_t n_columns) {
+  for (int64_t column = 0; column < n_columns; column += KR_VL) {
+    kr_plane part = *p;
+    part.offset += column * p->lane_stride;
+    kr_tile_load(matrix + column, pitch, &part, n_rows, (int)(n_columns - column < KR_VL ? n_columns - column : KR_VL));
+  }
+}
+
+#endif

@@ -1,0 +1,219 @@
+/* causal_conv1d_simd.c: two bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted loads from
+ * a float window that keeps the last W-1 inputs. Otherwise lanes are channels (a plain load where channels are contiguous)
+ * and a ring of W float rows holds the taps. Both read every input before the output overwrites it. */
+#include <string.h>
+
+#include "op_list.h"
+#include "vec_math.h"
+#include "vec_tile.h"
+#include "view.h"
+
+enum { MAX_W = 8, WINDOW = 512, RANGE = 128 };
+_Static_assert(RANGE % KR_VL == 0 && WINDOW % KR_VL == 0, "whole vectors");
+
+typedef struct run {
+  const krait_causal_conv1d_args *a;
+  int64_t range, n_ranges; /* channels of an item, items of a batch entry */
+} run;
+
+static int is_reverse(const krait_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
+
+static float bias_of(const krait_causal_conv1d_args *a, int64_t d) { return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, d)) : 0; }
+
+/* The W-1 inputs before the first step, in the direction's order. */
+static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t k) {
+  return kr_has(&a->initial_states) ? (float)kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, k)) : 0;
+}
+
+/* ---- lanes are time steps ---- */
+
+/* taps[k] meets window[i + k]. */
+KR_INLINE void filter_window(const float *window, float *out, int n, const float *taps, float bias, int W, int silu) {
+  for (int i = 0; i < n; i += KR_VL) {
+    kr_v sum = kr_v_set1(bias);
+    for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_set1(taps[k]), kr_v_load(window + i + k), sum);
+    kr_v_store(out + i, silu ? kr_v_silu(sum) : sum);
+  }
+}
+
+static void filter_any(const float *window, float *out, int n, const float *taps, float bias, int W, int silu) {
+  if (W == 4 && silu) filter_window(window, out, n, taps, bias, 4, 1);
+  else if (W == 4) filter_window(window, out, n, taps, bias, 4, 0);
+  else if (W == 3) filter_window(window, out, n, taps, bias, 3, silu);
+  else if (W == 2) filter_window(window, out, n, taps, bias, 2, silu);
+  else filter_window(window, out, n, taps, bias, W, silu);
+}
+
+KR_INLINE void copy_in(float *to, const krait_view *x, int64_t at, int n, int32_t dtype) {
+  for (int i = 0; i < n; i += KR_VL) {
+    int some = n - i < KR_VL ? n - i : KR_VL;
+    kr_v_store(to + i, kr_v_load_as(x->data, at + i, some, dtype));
+  }
+}
+
+KR_INLINE void copy_out(const krait_view *out, int64_t at, const float *from, int n, int32_t dtype) {
+  for (int i = 0; i < n; i += KR_VL) {
+    int some = n - i < KR_VL ? n - i : KR_VL;
+    kr_v_store_as(out->data, at + i, some, dtype, kr_v_load(from + i));
+  }
+}
+
+static void read_piece(float *to, const krait_view *x, int64_t at, int n) {
+  if (x->dtype == KRAIT_F32) copy_in(to, x, at, n, KRAIT_F32);
+  else if (x->dtype == KRAIT_F16) copy_in(to, x, at, n, KRAIT_F16);
+  else copy_in(to, x, at, n, KRAIT_BF16);
+}
+
+static void write_piece(const krait_view *out, int64_t at, const float *from, int n) {
+  if (out->dtype == KRAIT_F32) copy_out(out, at, from, n, KRAIT_F32);
+  else if (out->dtype == KRAIT_F16) copy_out(out, at, from, n, KRAIT_F16);
+  else copy_out(out, at, from, n, KRAIT_BF16);
+}
+
+/* The window is in memory order: [history, piece] forwards, [piece, history] in reverse, where taps are mirrored. */
+static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
+  float window[WINDOW + MAX_W + KR_VL] = {0}, out[WINDOW], taps[MAX_W], history[MAX_W];
+  const int W = (int)a->W, keep = W - 1, reverse = is_reverse(a);
+  for (int k = 0; k < W; k++) taps[k] = (float)kr_get(&a->weight, kr_at2(&a->weight, d, reverse ? keep - k : k));
+  for (int k = 0; k < keep; k++) history[reverse ? keep - 1 - k : k] = initial_input(a, b, d, k);
+  for (int64_t done = 0; done < a->L; done += WINDOW) {
+    int n = (int)(a->L - done < WINDOW ? a->L - done : WINDOW);
+    int64_t first = reverse ? a->L - done - n : done;
+    read_piece(reverse ? window : window + keep, &a->x, kr_at3(&a->x, b, d, first), n);
+    memcpy(reverse ? window + n : window, history, (size_t)keep * sizeof *history); /* after whole vectors were stored */
+    memcpy(history, reverse ? window : window + n, (size_t)keep * sizeof *history);
+    filter_any(window, out, n, taps, bias_of(a, d), W, a->activation);
+    write_piece(&a->out, kr_at3(&a->out, b, d, first), out, n);
+  }
+  for (int k = 0; kr_has(&a->final_states) && k < keep; k++)
+    kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), history[reverse ? keep - 1 - k : k]);
+}
+
+static void filter_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_causal_conv1d_args *a = ((run *)user)->a;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) filter_row(a, i / a->D, i % a->D);
+}
+
+/* ---- lanes are channels ---- */
+
+typedef struct lanes {
+  float ring[MAX_W][RANGE], weight[MAX_W][RANGE], bias[RANGE];
+  float *tap[MAX_W]; /* rows of the ring, oldest first; the last is this step's input */
+  int dropped[MAX_W];
+  int n; /* channels */
+} lanes;
+
+static void begin_lanes(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+  memset(l->ring, 0, sizeof l->ring);
+  l->n = n;
+  for (int k = 0; k < (int)a->W; k++) {
+    l->tap[k] = l->ring[k];
+    l->dropped[k] = 0;
+    for (int i = 0; i < n; i++) {
+      l->weight[k][i] = (float)kr_get(&a->weight, kr_at2(&a->weight, d0 + i, k));
+      if (k) l->ring[k][i] = initial_input(a, b, d0 + i, k - 1); /* before the first step the ring moves on by one */
+    }
+  }
+  for (int i = 0; i < n; i++) l->bias[i] = bias_of(a, d0 + i);
+}
+
+KR_INLINE kr_v read_lanes(const kr_plane *x, int i, int n) {
+  if (x->lane_stride == 1) {
+    if (x->dtype == KRAIT_F32) return kr_v_load_as(x->data, x->offset + i, n, KRAIT_F32);
+    return x->dtype == KRAIT_F16 ? kr_v_load_as(x->data, x->offset + i, n, KRAIT_F16) : kr_v_load_as(x->data, x->offset + i, n, KRAIT_BF16);
+  }
+  float lane[KR_VL] = {0};
+  for (int k = 0; k < n; k++) lane[k] = kr_scalar_load(x->data, x->offset + (i + k) * x->lane_stride, x->dtype);
+  return kr_v_load(lane);
+}
+
+KR_INLINE void write_lanes(const kr_plane *out, int i, int n, kr_v v) {
+  if (out->lane_stride == 1) {
+    if (out->dtype == KRAIT_F32) kr_v_store_as(out->data, out->offset + i, n, KRAIT_F32, v);
+    else if (out->dtype == KRAIT_F16) kr_v_store_as(out->data, out->offset + i, n, KRAIT_F16, v);
+    else kr_v_store_as(out->data, out->offset + i, n, KRAIT_BF16, v);
+    return;
+  }
+  float lane[KR_VL];
+  kr_v_store(lane, v);
+  for (int k = 0; k < n; k++) kr_scalar_store(out->data, out->offset + (i + k) * out->lane_stride, out->dtype, lane[k]);
+}
+
+KR_INLINE void step_block(lanes *l, const kr_plane *x, const kr_plane *out, int i, int some, int W, int silu, int packed) {
+  kr_v sum = kr_v_load(l->bias + i), input = read_lanes(x, i, some);
+  kr_v_store(l->tap[W - 1] + i, input);
+  for (int k = 0; k < W; k++)
+    if (!packed || !l->dropped[k]) sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(l->tap[k] + i), sum);
+  write_lanes(out, i, some, silu ? kr_v_silu(sum) : sum);
+}
+
+KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed) {
+  int i = 0;
+  for (; i + KR_VL <= l->n; i += KR_VL) step_block(l, x, out, i, KR_VL, W, silu, packed);
+  if (i < l->n) step_block(l, x, out, i, l->n - i, W, silu, packed);
+}
+
+static void step_any(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed) {
+  if (packed) step_lanes(l, x, out, W, silu, 1);
+  else if (W == 4 && silu) step_lanes(l, x, out, 4, 1, 0);
+  else if (W == 4) step_lanes(l, x, out, 4, 0, 0);
+  else if (W == 3) step_lanes(l, x, out, 3, silu, 0);
+  else if (W == 2) step_lanes(l, x, out, 2, silu, 0);
+  else step_lanes(l, x, out, W, silu, 0);
+}
+
+/* Which taps reach into another sequence; returns whether the output is 0. */
+static int drop_taps(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int64_t t) {
+  int64_t base = kr_at2(&a->seq_idx, b, 0), stride = a->seq_idx.stride[1];
+  int reverse = is_reverse(a);
+  int32_t here = kr_get_i32(&a->seq_idx, base + (reverse ? a->L - 1 - t : t) * stride);
+  for (int k = 0; k < (int)a->W; k++) {
+    int64_t from = t - (a->W - 1) + k;
+    l->dropped[k] = from < 0 || kr_get_i32(&a->seq_idx, base + (reverse ? a->L - 1 - from : from) * stride) != here;
+  }
+  return here < 0;
+}
+
+static void filter_lanes(const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+  lanes l;
+  const int W = (int)a->W, packed = kr_has(&a->seq_idx);
+  begin_lanes(&l, a, b, d0, n);
+  for (int64_t t = 0; t < a->L; t++) {
+    int64_t at = is_reverse(a) ? a->L - 1 - t : t;
+    kr_plane x = {a->x.data, a->x.dtype, kr_at3(&a->x, b, d0, at), 0, a->x.stride[1]};
+    kr_plane out = {a->out.data, a->out.dtype, kr_at3(&a->out, b, d0, at), 0, a->out.stride[1]};
+    float *oldest = l.tap[0];
+    for (int k = 0; k + 1 < W; k++) l.tap[k] = l.tap[k + 1];
+    l.tap[W - 1] = oldest;
+    int silent = packed && drop_taps(&l, a, b, t);
+    step_any(&l, &x, &out, W, a->activation, packed);
+    for (int i = 0; silent && i < n; i++) kr_scalar_store(out.data, out.offset + i * out.lane_stride, out.dtype, 0);
+  }
+  for (int k = 0; kr_has(&a->final_states) && k < W - 1; k++)
+    for (int i = 0; i < n; i++) kr_put(&a->final_states, kr_at3(&a->final_states, b, d0 + i, k), l.tap[k + 1][i]);
+}
+
+static void filter_ranges(void *user, int64_t begin, int64_t end, int worker) {
+  const run *r = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t d0 = i % r->n_ranges * r->range, left = r->a->D - d0;
+    filter_lanes(r->a, i / r->n_ranges, d0, (int)(left < r->range ? left : r->range));
+  }
+}
+
+int32_t KR_FN(kr_causal_conv1d)(const krait_ctx *ctx, const void *args) {
+  const krait_causal_conv1d_args *a = args;
+  run r = {a, RANGE, 0};
+  int in_time = a->x.stride[2] == 1 && a->out.stride[2] == 1 && !kr_has(&a->seq_idx);
+  if (in_time && !(a->x.stride[1] == 1 && a->D >= a->L)) {
+    kr_parallel(ctx, a->B * a->D, a->L > 0 ? 1 + 16384 / a->L : 1, filter_rows, &r);
+    return KRAIT_OK;
+  }
+  int64_t items = 2 * krait_ctx_n_threads(ctx);
+  while (r.range > 32 && a->B * ((a->D + r.range - 1) / r.range) < items) r.range /= 2;
+  r.n_ranges = (a->D + r.range - 1) / r.range;
+  kr_parallel(ctx, a->B * r.n_ranges, 1, filter_ranges, &r);
+  return KRAIT_OK;
+}

@@ -1,0 +1,145 @@
+/* scan_block.h: how the vector rows of the scan and of its gradient cut the work. Lanes are channels of one group; a
+ * block is KR_VL of them, an item is one sequence (or batch entry) and a range of blocks, walked in tiles of time steps.
+ * What a block needs of a tile is read into small float arrays [step][lane], whatever its type and strides; B and C
+ * are shared by all lanes and read in place where they are float32 with unit stride on N. */
+#ifndef KR_SCAN_BLOCK_H
+#define KR_SCAN_BLOCK_H
+
+#include <string.h>
+
+#include "scan_rows.h"
+#include "vec_math.h"
+#include "vec_tile.h"
+#include "view.h"
+
+enum { MAX_TILE = 64, TILE_VALUES = 2048 };
+
+typedef struct scan_plan {
+  kr_scan_inputs in;
+  int64_t n_rows;   /* sequences: B, or S with cu_seqlens */
+  int64_t group;    /* channels of a group */
+  int64_t range;    /* channels of an item, whole blocks */
+  int64_t n_ranges; /* of a group */
+  int64_t pitch;    /* N in whole vectors */
+  int tile;         /* time steps */
+} scan_plan;
+
+/* A sequence in one direction: step i stands at time first + i * step. */
+typedef struct scan_walk {
+  int64_t b, first, n;
+  int step;
+} scan_walk;
+
+typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] */
+  const float *data;
+  int64_t pitch;
+} scan_shared;
+
+static inline scan_plan plan_scan(const kr_scan_inputs *in, int64_t range) {
+  scan_plan p = {.in = *in, .n_rows = kr_has(in->cu_seqlens) ? in->S : in->B, .group = in->D / in->G};
+  int64_t whole = (p.group + KR_VL - 1) / KR_VL * KR_VL;
+  p.range = range < whole ? range : whole;
+  p.n_ranges = (p.group + p.range - 1) / p.range;
+  p.pitch = (in->N + KR_VL - 1) / KR_VL * KR_VL;
+  int64_t steps = TILE_VALUES / in->N / KR_VL * KR_VL;
+  p.tile = (int)(steps > MAX_TILE ? MAX_TILE : steps < KR_VL ? KR_VL : steps);
+  return p;
+}
+
+static inline int64_t n_items(const scan_plan *p) { return p->n_rows * p->in.G * p->n_ranges; }
+
+static inline scan_walk walk_row(const kr_scan_inputs *in, int64_t row, int reverse) {
+  int64_t begin = 0, end = in->L;
+  if (kr_has(in->cu_seqlens)) {
+    begin = kr_get_i32(in->cu_seqlens, kr_at1(in->cu_seqlens, row));
+    end = kr_get_i32(in->cu_seqlens, kr_at1(in->cu_seqlens, row + 1));
+  }
+  return (scan_walk){kr_has(in->cu_seqlens) ? 0 : row, reverse ? end - 1 : begin, end - begin, reverse ? -1 : 1};
+}
+
+/* Steps of a (B,D,L) view from step i on, lanes from channel d on. */
+static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t d, int64_t i) {
+  return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2], v->stride[1]};
+}
+
+/* Steps of a (B,G,N,L) view, lanes are states. */
+static inline kr_plane shared_plane_of(const krait_view *v, const scan_walk *w, int64_t g, int64_t i) {
+  return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, w->first + i * w->step), w->step * v->stride[3], v->stride[2]};
+}
+
+static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i, int n, float *buffer) {
+  kr_plane plane = shared_plane_of(v, w, g, i);
+  if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1) return (scan_shared){(const float *)plane.data + plane.offset, plane.row_stride};
+  kr_matrix_load(buffer, p->pitch, &plane, n, p->in.N);
+  return (scan_shared){buffer, p->pitch};
+}
+
+/* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude, infinity for NaN. */
+static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N, float factor) {
+  float largest = 0;
+  for (int64_t n = 0; n < N; n++)
+    for (int lane = 0; lane < KR_VL; lane++) {
+      float value = lane < n_lanes ? (float)kr_get(v, kr_at2(v, d + lane, n)) * factor : 0, size = value < 0 ? -value : value;
+      values[n * KR_VL + lane] = value;
+      if (!(size <= largest)) largest = size == size ? size : kr_bits_float(0x7f800000u);
+    }
+  return largest;
+}
+
+static inline void read_channels(float *values, const krait_view *v, int64_t d, int n_lanes) {
+  for (int lane = 0; lane < KR_VL; lane++) values[lane] = kr_has(v) && lane < n_lanes ? (float)kr_get(v, kr_at1(v, d + lane)) : 0;
+}
+
+/* States of (row, d.., :) into [n][lane]; zero where there is no view. */
+static inline void read_states(float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes, int64_t N) {
+  for (int64_t n = 0; n < N; n++)
+    for (int lane = 0; lane < KR_VL; lane++)
+      x[n * KR_VL + lane] = kr_has(v) && lane < n_lanes ? ((const float *)v->data)[kr_at3(v, row, d + lane, n)] : 0;
+}
+
+static inline void write_states(const float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes, int64_t N) {
+  for (int64_t n = 0; kr_has(v) && n < N; n++)
+    for (int lane = 0; lane < n_lanes; lane++) ((float *)v->data)[kr_at3(v, row, d + lane, n)] = x[n * KR_VL + lane];
+}
+
+/* dt of a tile from delta in place; returns the largest magnitude (NaN is not counted). */
+static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {
+  kr_v largest = kr_v_zero();
+  for (int i = 0; i < n; i++) {
+    kr_v value = kr_v_add(kr_v_load(dt + i * KR_VL), bias);
+    if (softplus) value = kr_v_softplus(value);
+    kr_v_store(dt + i * KR_VL, value);
+    largest = kr_v_max(kr_v_abs(value), largest);
+  }
+  return kr_v_largest(largest);
+}
+
+/* Marks of a tile's steps, from seq_idx: where the state starts anew, where the output is 0. */
+enum { STEP_RESTARTS = 1, STEP_IS_SILENT = 2 };
+
+static inline void mark_steps(const kr_scan_inputs *in, const scan_walk *w, int64_t i0, int n, unsigned char *marks) {
+  memset(marks, 0, (size_t)n);
+  if (!kr_has(in->seq_idx)) return;
+  for (int i = 0; i < n; i++) {
+    int64_t at = kr_at2(in->seq_idx, w->b, w->first + (i0 + i) * w->step);
+    int32_t here = kr_get_i32(in->seq_idx, at);
+    if (here < 0) marks[i] |= STEP_IS_SILENT;
+    if (i0 + i > 0 && kr_get_i32(in->seq_idx, at - w->step * in->seq_idx->stride[1]) != here) marks[i] |= STEP_RESTARTS;
+  }
+}
+
+/* The first step after i that restarts, or n. */
+static inline int next_restart(const unsigned char *marks, int i, int n) {
+  for (i++; i < n && !(marks[i] & STEP_RESTARTS);) i++;
+  return i;
+}
+
+/* Scratch is cut from front to back, in whole cache lines. */
+static inline int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+static inline float *cut(float **scratch, int64_t floats) {
+  float *piece = *scratch;
+  *scratch += whole_lines(floats);
+  return piece;
+}
+
+#endif

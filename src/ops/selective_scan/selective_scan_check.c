@@ -1,0 +1,94 @@
+/* selective_scan_check.c: random calls of the scan: every option, both layouts, packed sequences, directions, complex A. */
+#include "check.h"
+#include "op_list.h"
+#include "scan_case.h"
+#include "scan_rows.h"
+
+/* Offsets of S packed sequences, some of them empty. */
+static void choose_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t L) {
+  kr_case_view(c, cu_seqlens, "cu_seqlens", KR_IN, KRAIT_I32, KR_SHAPE(S + 1));
+  int64_t at = 0;
+  for (int64_t s = 0; s <= S; s++) {
+    kr_case_set_i32(c, cu_seqlens, s, (int32_t)(s == S ? L : at));
+    if (kr_case_chance(c, 0.8)) at = kr_case_int(c, at, L);
+  }
+}
+
+static void choose_seq_idx(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
+  kr_case_view(c, seq_idx, "seq_idx", KR_IN, KRAIT_I32, KR_SHAPE(B, L));
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t t = 0, index = 0; t < L; t++) {
+      if (kr_case_chance(c, 0.1)) index = kr_case_int(c, -1, 5);
+      kr_case_set_i32(c, seq_idx, b * L + t, (int32_t)index);
+    }
+}
+
+static void choose_mode(kr_case *c, kr_scan_case *s) {
+  int64_t mode = kr_case_int(c, 0, 9);
+  if (mode == 0) {
+    *s->B = 1;
+    *s->S = kr_case_int(c, 1, 4);
+    choose_offsets(c, s->cu_seqlens, *s->S, *s->L);
+  } else if (mode == 1) {
+    choose_seq_idx(c, s->seq_idx, *s->B, *s->L);
+  } else if (mode <= 3) {
+    s->call->flags |= KRAIT_SCAN_BOTH;
+  }
+  if (mode > 3 && kr_case_chance(c, 0.3)) s->call->flags |= KRAIT_SCAN_REVERSE;
+}
+
+static void parameter(kr_case *c, kr_scan_case *s, krait_view *v, const char *name, uint32_t constant, int is_complex, int32_t dtype) {
+  if (kr_case_chance(c, 0.15)) s->call->flags |= constant;
+  if (s->call->flags & constant) kr_case_view(c, v, name, KR_IN, is_complex ? KRAIT_C64 : KRAIT_F32, KR_SHAPE(*s->D, *s->N));
+  else kr_case_view(c, v, name, KR_IN, dtype, KR_SHAPE(*s->B, *s->G, *s->N, *s->L * (is_complex ? 2 : 1)));
+  kr_case_fill_normal(c, v, 0, 1);
+}
+
+static void optional(kr_case *c, krait_view *v, const char *name, int32_t dtype, size_t n_dims, const int64_t *shape) {
+  if (!kr_case_chance(c, 0.5)) return;
+  kr_case_view(c, v, name, KR_IN, dtype, (int)n_dims, shape);
+  kr_case_fill_normal(c, v, 0, 1);
+}
+
+void kr_scan_case_inputs(kr_case *c, kr_scan_case *s, int64_t index) {
+  int32_t dtype = kr_case_activation_dtype(c);
+  int is_complex = index % 12 == 5, wide = index % 25 == 0;
+  s->call->flags = kr_case_chance(c, 0.6) ? KRAIT_SCAN_SOFTPLUS : 0;
+  *s->B = kr_case_int(c, 1, 2);
+  *s->G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
+  *s->D = *s->G * kr_case_edge(c, wide ? 9 : 40);
+  *s->N = wide ? kr_case_int(c, 129, 512) : kr_case_edge(c, 33);
+  *s->L = kr_case_edge(c, wide ? 40 : 200);
+  *s->S = 0;
+  choose_mode(c, s);
+  int64_t rows = *s->S ? *s->S : *s->B;
+  int32_t state_dtype = is_complex ? KRAIT_C64 : KRAIT_F32;
+  kr_case_view(c, s->u, "u", KR_IN, dtype, KR_SHAPE(*s->B, *s->D, *s->L));
+  kr_case_fill_normal(c, s->u, 0, 1);
+  kr_case_view(c, s->delta, "delta", KR_IN, kr_case_chance(c, 0.8) ? dtype : KRAIT_F32, KR_SHAPE(*s->B, *s->D, *s->L));
+  kr_case_fill_uniform(c, s->delta, 0, kr_case_chance(c, 0.1) ? 400 : 0.5);
+  kr_case_view(c, s->A, "A", KR_IN, state_dtype, KR_SHAPE(*s->D, *s->N));
+  kr_case_fill_uniform(c, s->A, -1, -0.01);
+  if (s->call->flags & KRAIT_SCAN_BOTH) {
+    kr_case_view(c, s->A_reverse, "A_reverse", KR_IN, state_dtype, KR_SHAPE(*s->D, *s->N));
+    kr_case_fill_uniform(c, s->A_reverse, -1, -0.01);
+  }
+  parameter(c, s, s->Bmat, "Bmat", KRAIT_SCAN_B_CONSTANT, is_complex, dtype);
+  parameter(c, s, s->Cmat, "Cmat", KRAIT_SCAN_C_CONSTANT, is_complex, dtype);
+  optional(c, s->Dvec, "Dvec", KRAIT_F32, KR_SHAPE(*s->D));
+  optional(c, s->z, "z", dtype, KR_SHAPE(*s->B, *s->D, *s->L));
+  optional(c, s->delta_bias, "delta_bias", KRAIT_F32, KR_SHAPE(*s->D));
+  if (s->delta_bias->data) kr_case_fill_uniform(c, s->delta_bias, 0, 0.5); /* a negative step would let the state grow without end */
+  if (!(s->call->flags & KRAIT_SCAN_BOTH)) optional(c, s->initial_state, "initial_state", state_dtype, KR_SHAPE(rows, *s->D, *s->N));
+}
+
+int32_t kr_selective_scan_case(kr_case *c, int64_t index) {
+  krait_selective_scan_args *a = (krait_selective_scan_args *)c->args;
+  kr_scan_case s = KR_SCAN_CASE(a);
+  kr_scan_case_inputs(c, &s, index);
+  kr_case_view(c, &a->out, "out", KR_OUT, a->u.dtype, KR_SHAPE(a->B, a->D, a->L));
+  if (a->u.dtype == KRAIT_F32) kr_case_bound(c, &a->out, 1e-5, 1e-30);
+  if (!(a->call.flags & KRAIT_SCAN_BOTH) && kr_case_chance(c, 0.5))
+    kr_case_view(c, &a->last_state, "last_state", KR_OUT, a->A.dtype, KR_SHAPE(a->S ? a->S : a->B, a->D, a->N));
+  return KRAIT_OK;
+}

@@ -1,0 +1,218 @@
+/* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Per step and state one exponential (base 2,
+ * log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in the first cache. A tile
+ * whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. */
+#include "contract.h"
+#include "op_list.h"
+#include "scan_block.h"
+
+static const float log2_e = 1.44269504f;
+
+typedef struct core {
+  const float *dt, *du, *A, *B, *C; /* [step][lane], [step][lane], [n][lane]; B, C: [step][n] or [n][lane] */
+  float *y, *x;                     /* [step][lane], [n][lane] */
+  int64_t B_pitch, C_pitch, N;
+} core;
+
+KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, const float *C, int64_t n, kr_v y, int near, int constant_B, int constant_C) {
+  kr_v A = kr_v_load(c->A + n * KR_VL), x = kr_v_load(c->x + n * KR_VL);
+  kr_v decay = near ? kr_v_exp2_product(dt, A) : kr_v_exp2_any(dt, A);
+  x = kr_v_fma(decay, x, kr_v_mul(du, constant_B ? kr_v_load(B + n * KR_VL) : kr_v_set1(B[n])));
+  kr_v_store(c->x + n * KR_VL, x);
+  return kr_v_fma(constant_C ? kr_v_load(C + n * KR_VL) : kr_v_set1(C[n]), x, y);
+}
+
+KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B, int constant_C) {
+  for (int i = from; i < to; i++) {
+    const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
+    kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), even = kr_v_zero(), odd = kr_v_zero();
+    int64_t n = 0;
+    for (; n + 2 <= c->N; n += 2) {
+      even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
+      odd = advance_state(c, dt, du, B, C, n + 1, odd, near, constant_B, constant_C);
+    }
+    if (n < c->N) even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
+    kr_v_store(c->y + i * KR_VL, kr_v_add(even, odd));
+  }
+}
+
+static void advance_any(const core *c, int from, int to, int near, int constant_B, int constant_C) {
+  if (constant_B && constant_C) advance(c, from, to, near, 1, 1);
+  else if (constant_B) advance(c, from, to, near, 1, 0);
+  else if (constant_C) advance(c, from, to, near, 0, 1);
+  else if (near) advance(c, from, to, 1, 0, 0);
+  else advance(c, from, to, 0, 0, 0);
+}
+
+/* One item of the loop: a sequence and some blocks of channels. Arrays hold one part per block. */
+typedef struct item {
+  const scan_plan *p;
+  const krait_selective_scan_args *a;
+  int64_t row, g, d0, n_channels, n_blocks;
+  float *A, *x, *B, *C;      /* [block][n][lane]; B and C only where constant */
+  float *bias, *skip, *size; /* [block][lane], [block][lane], [block]: largest |A| */
+  float *shared_B, *shared_C;
+  float *dt, *du, *u, *y;    /* [step][lane] */
+  float *sum;                /* [block][time][lane]: the other direction's sums */
+  unsigned char marks[MAX_TILE];
+} item;
+
+static int is_set(const item *it, uint32_t flag) { return (it->p->in.flags & flag) != 0; }
+static int lanes_of(const item *it, int64_t block) {
+  int64_t left = it->n_channels - block * KR_VL;
+  return (int)(left < KR_VL ? left : KR_VL);
+}
+
+static int64_t worker_floats(const scan_plan *p) {
+  int64_t blocks = p->range / KR_VL, states = whole_lines(blocks * p->in.N * KR_VL);
+  int64_t constants = ((p->in.flags & KRAIT_SCAN_B_CONSTANT) != 0) + ((p->in.flags & KRAIT_SCAN_C_CONSTANT) != 0);
+  int64_t sums = p->in.flags & KRAIT_SCAN_BOTH ? whole_lines(blocks * KR_VL * p->in.L) : 0;
+  return states * (2 + constants) + 2 * whole_lines(blocks * KR_VL) + whole_lines(blocks) + 2 * whole_lines(p->tile * p->pitch) + 4 * whole_lines(p->tile * KR_VL) + sums;
+}
+
+static void cut_scratch(item *it, float *scratch) {
+  const scan_plan *p = it->p;
+  int64_t blocks = p->range / KR_VL, states = blocks * p->in.N * KR_VL;
+  it->A = cut(&scratch, states);
+  it->x = cut(&scratch, states);
+  it->B = is_set(it, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
+  it->C = is_set(it, KRAIT_SCAN_C_CONSTANT) ? cut(&scratch, states) : NULL;
+  it->bias = cut(&scratch, blocks * KR_VL);
+  it->skip = cut(&scratch, blocks * KR_VL);
+  it->size = cut(&scratch, blocks);
+  it->shared_B = cut(&scratch, p->tile * p->pitch);
+  it->shared_C = cut(&scratch, p->tile * p->pitch);
+  it->dt = cut(&scratch, p->tile * KR_VL);
+  it->du = cut(&scratch, p->tile * KR_VL);
+  it->u = cut(&scratch, p->tile * KR_VL);
+  it->y = cut(&scratch, p->tile * KR_VL);
+  it->sum = is_set(it, KRAIT_SCAN_BOTH) ? cut(&scratch, blocks * KR_VL * p->in.L) : NULL;
+}
+
+static void begin_direction(item *it, const krait_view *A) {
+  const kr_scan_inputs *in = &it->p->in;
+  for (int64_t k = 0; k < it->n_blocks; k++) {
+    int64_t d = it->d0 + k * KR_VL, part = k * in->N * KR_VL;
+    int lanes = lanes_of(it, k);
+    it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, log2_e);
+    if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
+    if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
+    read_states(it->x + part, in->initial_state, it->row, d, lanes, in->N);
+    read_channels(it->bias + k * KR_VL, in->delta_bias, d, lanes);
+    read_channels(it->skip + k * KR_VL, in->Dvec, d, lanes);
+  }
+}
+
+/* dt, du and u of a tile; returns whether the short exponential will do. */
+static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+  const kr_scan_inputs *in = &it->p->in;
+  int64_t d = it->d0 + block * KR_VL;
+  kr_plane delta = plane_of(in->delta, w, d, i0), u = plane_of(in->u, w, d, i0);
+  kr_tile_load(it->dt, KR_VL, &delta, n, lanes_of(it, block));
+  kr_tile_load(it->u, KR_VL, &u, n, lanes_of(it, block));
+  float largest = finish_steps(it->dt, n, kr_v_load(it->bias + block * KR_VL), is_set(it, KRAIT_SCAN_SOFTPLUS));
+  for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(it->du + i, kr_v_mul(kr_v_load(it->dt + i), kr_v_load(it->u + i)));
+  return largest * it->size[block] <= 126.0f;
+}
+
+static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
+  int64_t part = block * it->p->in.N * KR_VL;
+  core c = {it->dt, it->du, it->A + part, it->B ? it->B + part : B->data, it->C ? it->C + part : C->data, it->y, it->x + part, B->pitch, C->pitch, it->p->in.N};
+  for (int i = 0; i < n;) {
+    if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(c.N * KR_VL) * sizeof *c.x);
+    int end = next_restart(it->marks, i, n);
+    advance_any(&c, i, end, near, it->B != NULL, it->C != NULL);
+    i = end;
+  }
+}
+
+/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z. */
+static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+  const kr_scan_inputs *in = &it->p->in;
+  int64_t d = it->d0 + block * KR_VL;
+  int lanes = lanes_of(it, block), gated = kr_has(in->z);
+  const float *other = it->sum ? it->sum + (block * in->L + w->first + i0) * KR_VL : NULL;
+  kr_v skip = kr_v_load(it->skip + block * KR_VL);
+  if (gated) {
+    kr_plane z = plane_of(in->z, w, d, i0);
+    kr_tile_load(it->du, KR_VL, &z, n, lanes);
+  }
+  for (int i = 0; i < n; i++) {
+    kr_v y = kr_v_load(it->y + i * KR_VL);
+    if (other) y = kr_v_add(y, kr_v_load(other + i * KR_VL));
+    if (kr_has(in->Dvec)) y = kr_v_fma(skip, kr_v_load(it->u + i * KR_VL), y);
+    if (gated) y = kr_v_mul(y, kr_v_silu(kr_v_load(it->du + i * KR_VL)));
+    kr_v_store(it->y + i * KR_VL, it->marks[i] & STEP_IS_SILENT ? kr_v_zero() : y);
+  }
+  kr_plane out = plane_of(&it->a->out, w, d, i0);
+  kr_tile_store(it->y, &out, n, lanes);
+}
+
+/* Keeps the sums of a reverse walk, in order of time. */
+static void keep_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+  for (int i = 0; i < n; i++) {
+    int64_t t = w->first + (i0 + i) * w->step;
+    kr_v_store(it->sum + (block * it->p->in.L + t) * KR_VL, kr_v_load(it->y + i * KR_VL));
+  }
+}
+
+static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int is_last) {
+  const kr_scan_inputs *in = &it->p->in;
+  begin_direction(it, A);
+  for (int64_t i0 = 0; i0 < w->n; i0 += it->p->tile) {
+    int n = (int)(w->n - i0 < it->p->tile ? w->n - i0 : it->p->tile);
+    scan_shared B = {0}, C = {0};
+    if (!it->B) B = read_shared(it->p, in->Bmat, w, it->g, i0, n, it->shared_B);
+    if (!it->C) C = read_shared(it->p, in->Cmat, w, it->g, i0, n, it->shared_C);
+    mark_steps(in, w, i0, n, it->marks);
+    for (int64_t k = 0; k < it->n_blocks; k++) {
+      int near = read_tile(it, w, k, i0, n);
+      scan_tile(it, &B, &C, k, n, near);
+      if (is_last) finish_tile(it, w, k, i0, n);
+      else keep_tile(it, w, k, i0, n);
+    }
+  }
+  for (int64_t k = 0; k < it->n_blocks; k++)
+    write_states(it->x + k * in->N * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k), in->N);
+}
+
+typedef struct run {
+  scan_plan p;
+  const krait_selective_scan_args *a;
+} run;
+
+static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
+  const run *r = user;
+  const scan_plan *p = &r->p;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t in_group = i % p->n_ranges * p->range, g = i / p->n_ranges % p->in.G, left = p->group - in_group;
+    item it = {.p = p, .a = r->a, .row = i / p->n_ranges / p->in.G, .g = g, .d0 = g * p->group + in_group};
+    it.n_channels = left < p->range ? left : p->range;
+    it.n_blocks = (it.n_channels + KR_VL - 1) / KR_VL;
+    cut_scratch(&it, (float *)r->a->call.scratch + worker * worker_floats(p));
+    scan_walk back = walk_row(&p->in, it.row, 1), ahead = walk_row(&p->in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
+    if (is_set(&it, KRAIT_SCAN_BOTH)) scan_direction(&it, &back, p->in.A_reverse, 0);
+    scan_direction(&it, &ahead, p->in.A, 1);
+  }
+}
+
+/* As many channels to an item as leave every thread some items: they share the reading of B and C. */
+static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
+  const kr_scan_inputs in = KR_SCAN_INPUTS(a);
+  int64_t range = 128;
+  run r = {plan_scan(&in, range), a};
+  while (range > KR_VL && n_items(&r.p) < 4 * krait_ctx_n_threads(ctx)) r.p = plan_scan(&in, range /= 2);
+  return r;
+}
+
+uint64_t KR_FN(kr_selective_scan_scratch)(const krait_ctx *ctx, const void *args) {
+  run r = plan_run(ctx, args);
+  return (uint64_t)(worker_floats(&r.p) * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
+
+int32_t KR_FN(kr_selective_scan)(const krait_ctx *ctx, const void *args) {
+  const krait_selective_scan_args *a = args;
+  if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
+  run r = plan_run(ctx, a);
+  kr_parallel(ctx, n_items(&r.p), 1, scan_items, &r);
+  return KRAIT_OK;
+}
