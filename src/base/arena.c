@@ -67,6 +67,11 @@ void *kr_arena_alloc(kr_arena *arena, size_t bytes) {
   return memset(block, 0, rounded);
 }
 
+void *kr_arena_try(kr_arena *arena, size_t bytes) {
+  void *block = kr_arena_alloc(arena, bytes);
+  return arena->failed ? NULL : block;
+}
+
 static char empty_text[1];
 
 char *kr_arena_copy(kr_arena *arena, const char *text, size_t length) {

@@ -59,26 +59,23 @@ static void keep(const char *origin, int64_t native, const char *tail, const cha
   last_error.native = native;
 }
 
-int32_t kr_fail(int32_t status, const char *format, ...) {
+void kr_keep_failure(const char *format, ...) {
   va_list list;
   va_start(list, format);
   keep("krait", 0, NULL, format, list);
   va_end(list);
-  return status;
 }
 
-int32_t kr_fail_os(int32_t status, int os_errno, const char *format, ...) {
+void kr_keep_os_failure(int os_errno, const char *format, ...) {
   va_list list;
   va_start(list, format);
   keep("os", os_errno, strerror(os_errno), format, list);
   va_end(list);
-  return status;
 }
 
-int32_t kr_fail_cuda(int32_t status, int64_t result, const char *format, ...) {
+void kr_keep_cuda_failure(int64_t result, const char *format, ...) {
   va_list list;
   va_start(list, format);
   keep("cuda", result, NULL, format, list);
   va_end(list);
-  return status;
 }

@@ -96,10 +96,13 @@ static size_t override_length(const char *text) {
   return i;
 }
 
+static int is_key_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-'; }
+
 static int32_t merge_override(kr_config *config, const char *text, size_t length) {
   const char *equals = memchr(text, '=', length);
   size_t key_length = equals ? (size_t)(equals - text) : 0;
   KR_CHECK(key_length > 0 && key_length < 64 && key_length + 1 < length, KRAIT_ERR_ARGUMENT, "'%.*s' is not key=value", (int)length, text);
+  for (size_t i = 0; i < key_length; i++) KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value", (int)key_length, text);
   char label[96], key[64];
   snprintf(label, sizeof label, "the value of '%.*s'", (int)key_length, text);
   snprintf(key, sizeof key, "%.*s", (int)key_length, text);
@@ -107,7 +110,7 @@ static int32_t merge_override(kr_config *config, const char *text, size_t length
   KR_TRY(kr_yaml_read(equals + 1, length - key_length - 1, label, &value));
   int32_t status;
   if (strcmp(key, "model") == 0) status = set_model(config, value, "the flags");
-  else status = json_object_set(config->values, key, value) == 0 ? KRAIT_OK : kr_fail(KRAIT_ERR_ARGUMENT, "%s: not UTF-8, or no memory", label);
+  else status = json_object_set(config->values, key, value) == 0 ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a configuration");
   json_decref(value);
   return status;
 }

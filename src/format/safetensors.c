@@ -151,9 +151,15 @@ static const char *dtype_name(int32_t dtype) {
   return NULL;
 }
 
+/* NULL when out of memory. */
 static json_t *entry_of(const kr_weight *item, uint64_t begin) {
   json_t *shape = json_array();
-  for (int32_t i = 0; i < item->n_dims; i++) json_array_append_new(shape, json_integer(item->shape[i]));
+  int failed = 0;
+  for (int32_t i = 0; i < item->n_dims; i++) failed |= json_array_append_new(shape, json_integer(item->shape[i]));
+  if (failed) {
+    json_decref(shape);
+    return NULL;
+  }
   return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->dtype), "shape", shape, "data_offsets", (json_int_t)begin, (json_int_t)(begin + item->bytes));
 }
 

@@ -12,7 +12,7 @@
 #include "torch_file.h"
 #include "weights_build.h"
 
-enum { OWNED_HEAD_BYTES = 64, MAX_NAME_BYTES = 4096 };
+enum { MAX_NAME_BYTES = 4096 };
 
 /* ---- building --------------------------------------------------------------------------------------------------- */
 
@@ -29,21 +29,24 @@ int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint
   return KRAIT_OK;
 }
 
-void *kr_weights_own(kr_weights *weights, size_t bytes) {
-  if (bytes > SIZE_MAX - OWNED_HEAD_BYTES) return NULL;
-  kr_owned *block = kr_alloc(OWNED_HEAD_BYTES + bytes);
-  if (!block) return NULL;
-  block->next = weights->owned;
-  weights->owned = block;
-  return (char *)block + OWNED_HEAD_BYTES;
+/* Bytes of the well-formed UTF-8 character at s (no surrogates, nothing overlong); 0 if it is none. */
+static int utf8_length(const unsigned char *s) {
+  static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+  int n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
+  uint32_t code = n == 1 ? *s : *s & (0x7fu >> n);
+  for (int i = 1; i < n; i++) {
+    if (s[i] >> 6 != 2) return 0;
+    code = code << 6 | (s[i] & 63u);
+  }
+  int is_good = n && code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+  return is_good ? n : 0;
 }
 
-const char *kr_weights_own_text(kr_weights *weights, const char *text, size_t length) {
-  char *copy = kr_weights_own(weights, length + 1);
-  if (!copy) return NULL;
-  memcpy(copy, text, length);
-  copy[length] = 0;
-  return copy;
+static int is_utf8(const char *text) {
+  const unsigned char *s = (const unsigned char *)text;
+  for (int n; *s; s += n)
+    if ((n = utf8_length(s)) == 0) return 0;
+  return 1;
 }
 
 /* Room for one more element in an array that doubles. */
@@ -58,8 +61,9 @@ static void *grow(void *array, int64_t n, int64_t *capacity, size_t element_byte
 int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
   size_t length = strlen(item->name);
   KR_CHECK(length <= MAX_NAME_BYTES, KRAIT_ERR_FILE_FORMAT, "a tensor name of %zu bytes", length);
-  const char *name = kr_weights_own_text(weights, item->name, length);
-  kr_weight *items = name ? grow(weights->items, weights->n_items, &weights->capacity, sizeof *items) : NULL;
+  KR_CHECK(is_utf8(item->name), KRAIT_ERR_FILE_FORMAT, "a tensor name that is not UTF-8");
+  const char *name = kr_arena_copy(weights->owned, item->name, length);
+  kr_weight *items = !kr_arena_failed(weights->owned) ? grow(weights->items, weights->n_items, &weights->capacity, sizeof *items) : NULL;
   KR_CHECK(items, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   weights->items = items;
   items[weights->n_items] = *item;
@@ -68,9 +72,8 @@ int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
 }
 
 int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char *value) {
-  kr_metadata pair = {kr_weights_own_text(weights, key, strlen(key)), NULL};
-  if (pair.key) pair.value = kr_weights_own_text(weights, value, strlen(value));
-  kr_metadata *list = pair.value ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity, sizeof *list) : NULL;
+  kr_metadata pair = {kr_arena_copy(weights->owned, key, strlen(key)), kr_arena_copy(weights->owned, value, strlen(value))};
+  kr_metadata *list = !kr_arena_failed(weights->owned) ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity, sizeof *list) : NULL;
   KR_CHECK(list, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
   weights->metadata = list;
   list[weights->n_metadata++] = pair;
@@ -84,7 +87,7 @@ static int compare_names(const void *a, const void *b) {
 static int32_t align_data(kr_weights *weights, kr_weight *item) {
   size_t alignment = krait_dtype_bytes(item->dtype);
   if (item->bytes == 0 || (uintptr_t)item->data % alignment == 0) return KRAIT_OK;
-  void *copy = kr_weights_own(weights, (size_t)item->bytes);
+  void *copy = kr_arena_try(weights->owned, (size_t)item->bytes);
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
   item->data = memcpy(copy, item->data, (size_t)item->bytes);
   return KRAIT_OK;
@@ -120,7 +123,9 @@ static int32_t open_weights(const char *path, const void *bytes, size_t n_bytes,
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  int32_t status = path ? kr_mapfile_open(path, &weights->file) : KRAIT_OK;
+  weights->owned = kr_arena_open();
+  int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  if (status == KRAIT_OK && path) status = kr_mapfile_open(path, &weights->file);
   if (status == KRAIT_OK)
     status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label) : read_any(weights, bytes, n_bytes, label);
   if (status < 0) kr_weights_close(&weights);
@@ -137,10 +142,7 @@ int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *la
 void kr_weights_close(kr_weights **handle) {
   kr_weights *weights = *handle;
   if (!weights) return;
-  for (kr_owned *block = weights->owned, *next; block; block = next) {
-    next = block->next;
-    kr_free(block);
-  }
+  kr_arena_close(&weights->owned);
   kr_mapfile_close(&weights->file);
   kr_free(weights->items);
   kr_free(weights->by_name);

@@ -31,29 +31,32 @@ static int is_one_of(const char *text, const char *const *words) {
   return 0;
 }
 
-/* A number as YAML 1.2's core schema and PyYAML agree on them: strtod alone would also take "infinity" and hex floats. */
-static json_t *number_of(const char *text) {
+/* A number as YAML 1.2's core schema and PyYAML agree on them: strtod alone would also take "infinity" and hex floats.
+ * 0: none; *number is NULL when out of memory. */
+static int read_number(const char *text, json_t **number) {
   char *end;
   size_t length = strlen(text);
-  if (length == 0 || strspn(text, "+-.0123456789eE_") != length || strcspn(text, "0123456789") == length) return NULL;
+  if (length == 0 || strspn(text, "+-.0123456789eE") != length || strcspn(text, "0123456789") == length) return 0;
   errno = 0;
   long long whole = strtoll(text, &end, 10);
-  if (*end == 0 && errno == 0) return json_integer(whole);
+  int is_whole = *end == 0 && errno == 0;
   double value = strtod(text, &end);
-  return *end == 0 && isfinite(value) ? json_real(value) : NULL;
+  if (*end || !isfinite(value)) return 0;
+  *number = is_whole ? json_integer(whole) : json_real(value);
+  return 1;
 }
 
+/* libyaml has checked that the text is UTF-8; NULL is out of memory. */
 static json_t *scalar_of(const yaml_event_t *event) {
   static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
   static const char *const trues[] = {"true", "True", "TRUE", NULL}, *const falses[] = {"false", "False", "FALSE", NULL};
   const char *text = (const char *)event->data.scalar.value;
-  if (strlen(text) != event->data.scalar.length) return NULL;
   if (event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE) {
     if (is_one_of(text, nulls)) return json_null();
     if (is_one_of(text, trues)) return json_true();
     if (is_one_of(text, falses)) return json_false();
-    json_t *number = number_of(text);
-    if (number) return number;
+    json_t *number;
+    if (read_number(text, &number)) return number;
   }
   return json_string(text);
 }
@@ -103,8 +106,10 @@ static int32_t read_node(kr_yaml *yaml, const yaml_event_t *event, int depth, js
   *node = NULL;
   KR_CHECK(depth < MAX_DEPTH && ++yaml->n_nodes <= MAX_NODES, KRAIT_ERR_FILE_FORMAT, "%s: line %zu: nested too deeply, or more than %d values", yaml->label, line, MAX_NODES);
   KR_CHECK(event->type != YAML_ALIAS_EVENT, KRAIT_ERR_FILE_FORMAT, "%s: line %zu: aliases (*name) are not read; write the value out", yaml->label, line);
-  *node = event->type == YAML_SCALAR_EVENT ? scalar_of(event) : event->type == YAML_SEQUENCE_START_EVENT ? json_array() : json_object();
-  KR_CHECK(*node, event->type == YAML_SCALAR_EVENT ? KRAIT_ERR_FILE_FORMAT : KRAIT_ERR_NO_MEMORY, "%s: line %zu: text that is not UTF-8, or no memory", yaml->label, line);
+  int is_scalar = event->type == YAML_SCALAR_EVENT;
+  KR_CHECK(!is_scalar || strlen((const char *)event->data.scalar.value) == event->data.scalar.length, KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a text with a NUL in it", yaml->label, line);
+  *node = is_scalar ? scalar_of(event) : event->type == YAML_SEQUENCE_START_EVENT ? json_array() : json_object();
+  KR_CHECK(*node, KRAIT_ERR_NO_MEMORY, "%s: no memory", yaml->label);
   int32_t status = KRAIT_OK;
   if (event->type == YAML_SEQUENCE_START_EVENT) status = read_list(yaml, depth + 1, *node);
   else if (event->type == YAML_MAPPING_START_EVENT) status = read_map(yaml, depth + 1, *node);

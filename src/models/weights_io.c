@@ -14,11 +14,11 @@
 /* "model" and "config" are shown and written from the merged configuration, not twice. */
 static int is_configuration(const char *key) { return strcmp(key, "model") == 0 || strcmp(key, "config") == 0; }
 
-static json_t *metadata_json(const kr_weights *weights) {
+static json_t *metadata_json(const kr_weights *weights, int *failed) {
   json_t *pairs = json_object();
   for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++) {
     const kr_metadata *pair = kr_weights_metadata_at(weights, i);
-    if (!is_configuration(pair->key)) json_object_set_new(pairs, pair->key, json_string(pair->value));
+    if (!is_configuration(pair->key)) *failed |= json_object_set_new(pairs, pair->key, json_string(pair->value));
   }
   return pairs;
 }
@@ -28,14 +28,14 @@ static int64_t count_params(const kr_weight *item) {
   return is_float ? (int64_t)(item->bytes / krait_dtype_bytes(item->dtype)) : 0;
 }
 
-static json_t *tensors_json(const kr_weights *weights, int64_t *n_params) {
+static json_t *tensors_json(const kr_weights *weights, int64_t *n_params, int *failed) {
   json_t *list = json_array();
   *n_params = 0;
   for (int64_t i = 0; i < kr_weights_count(weights); i++) {
     const kr_weight *item = kr_weights_at(weights, i);
     json_t *shape = json_array();
-    for (int32_t d = 0; d < item->n_dims; d++) json_array_append_new(shape, json_integer(item->shape[d]));
-    json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
+    for (int32_t d = 0; d < item->n_dims; d++) *failed |= json_array_append_new(shape, json_integer(item->shape[d]));
+    *failed |= json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
     *n_params += count_params(item);
   }
   return list;
@@ -43,12 +43,13 @@ static json_t *tensors_json(const kr_weights *weights, int64_t *n_params) {
 
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json) {
   int64_t n_params;
+  int failed = 0;
   char *values = kr_config_json(config);
-  json_t *tensors = tensors_json(weights, &n_params);
+  json_t *tensors = tensors_json(weights, &n_params, &failed);
   json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model", kr_config_model(config),
                            "config", values ? json_loads(values, 0, NULL) : NULL, "n_params", (json_int_t)n_params,
-                           "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors, "metadata", metadata_json(weights));
-  char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+                           "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors, "metadata", metadata_json(weights, &failed));
+  char *text = root && !failed ? json_dumps(root, JSON_COMPACT) : NULL;
   *json = text ? kr_strdup(text) : NULL;
   free(text);
   json_decref(root);

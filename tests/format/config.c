@@ -136,7 +136,7 @@ static void bad_texts_are_refused(void **state) {
     assert_null(config);
     if (!strstr(krait_error_detail(), bad[i].words)) fail_msg("'%s' lacks '%s'", krait_error_detail(), bad[i].words);
   }
-  const char *const overrides[] = {"a", "=1", "a=", "a=[1,2", "a=1,,b=2", "a=*x"};
+  const char *const overrides[] = {"a", "=1", "a=", "a=[1,2", "a=1,,b=2", "a=*x", "a\xff=1", "a b=1", "a=\"x\\0y\""};
   for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
     kr_config *config = NULL;
     assert_true(kr_config_open(NULL, NULL, overrides[i], &config) < 0);
