@@ -22,8 +22,12 @@ lint: ## check the include law, forbidden calls, sizes
 sanitize: setup ## run the tests under ASan + UBSan, and the threaded ones under TSan
 	@tools/run-sanitizers
 
+fuzz: ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, else says so and stops)
+	@tools/setup fuzz
+	@tools/run-fuzz $(or $(FUZZ_SECONDS),60)
+
 install: build ## install program, libraries and headers (PREFIX through meson configure)
 	@meson install -C $(BUILD)
 
-.PHONY: help setup build test lint sanitize install demo bench
+.PHONY: help setup build test lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

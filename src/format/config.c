@@ -242,3 +242,22 @@ char *kr_config_json(const kr_config *config) {
   free(text);
   return copy;
 }
+
+#ifdef KR_FUZZ
+/* The input as overrides, and as the "config" of a weights file. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_config *config = NULL;
+  char text[4096];
+  int64_t values[4], whole;
+  int32_t n = 0;
+  snprintf(text, sizeof text, "%.*s", (int)(size < sizeof text ? size : sizeof text - 1), (const char *)data);
+  if (kr_config_open(NULL, NULL, text, &config) == KRAIT_OK) {
+    kr_config_int(config, "a", 0, -9, 9, &whole);
+    kr_config_ints(config, "l", -9, 9, 4, values, &n);
+  }
+  if (config) merge_text(config, (const char *)data, size, "fuzz");
+  kr_config_close(&config);
+  return 0;
+}
+#endif

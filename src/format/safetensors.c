@@ -230,3 +230,13 @@ int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n
   free(header);
   return status;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_weights *weights;
+  kr_weights_open_memory(data, size, "fuzz", &weights);
+  kr_weights_close(&weights);
+  return 0;
+}
+#endif

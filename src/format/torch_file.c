@@ -317,3 +317,13 @@ int32_t kr_torch_file_read(const unsigned char *bytes, size_t n_bytes, const cha
   zip_discard(torch.zip);
   return status;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_weights *weights = NULL;
+  if (kr_torch_file_is(data, size)) kr_weights_open_memory(data, size, "fuzz", &weights);
+  kr_weights_close(&weights);
+  return 0;
+}
+#endif

@@ -149,3 +149,13 @@ int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t 
   if (status < 0) *tree = NULL;
   return status;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  json_t *tree;
+  kr_yaml_read((const char *)data, size, "fuzz", &tree);
+  json_decref(tree);
+  return 0;
+}
+#endif
