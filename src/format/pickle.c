@@ -453,7 +453,8 @@ int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *l
   *root = NULL;
   KR_CHECK(n_bytes <= MAX_PICKLE_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: a pickle of %zu bytes, more than %d", label, n_bytes, MAX_PICKLE_BYTES);
   kr_pickle p = {.bytes = bytes, .n_bytes = n_bytes, .label = label, .arena = arena};
-  int32_t status = run(&p);
+  int32_t status = reserve(&p, (void **)&p.stack, &p.stack_capacity, 1, sizeof *p.stack); /* so that adding 0 to it is defined */
+  if (status == KRAIT_OK) status = run(&p);
   kr_free(p.stack);
   kr_free(p.marks);
   kr_free(p.memo);

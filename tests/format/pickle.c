@@ -109,6 +109,7 @@ static void broken_stacks(void **state) {
   assert_refused(READ("\x80\2."), "missing");
   assert_refused(READ("\x80\2N(."), "missing"); /* below a mark */
   assert_refused(READ("\x80\2t."), "mark");
+  assert_refused(READ("(\x90."), "missing");
   assert_refused(READ("\x80\2NR."), "missing");
   assert_refused(READ("\x80\2NNR."), "no tuple");
   assert_refused(READ("\x80\2}(K\1u."), "without a value");

@@ -1,0 +1,175 @@
+"""PyTorch files made by hand, good and hostile, through krait info and convert; and by torch itself where it can be imported."""
+import io
+import json
+import pathlib
+import resource
+import struct
+import tempfile
+import zipfile
+
+from run import check, check_error, finish, krait
+
+# ---- pickle opcodes by hand: nothing here needs torch, and the hostile ones could not be made with it
+
+
+def text(s):
+    raw = s if isinstance(s, bytes) else s.encode()
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def number(n):
+    return b"J" + struct.pack("<i", n) if -2**31 <= n < 2**31 else b"\x8a\x08" + struct.pack("<q", n)
+
+
+def glob(name):
+    module, _, leaf = name.rpartition(".")
+    return b"c" + module.encode() + b"\n" + leaf.encode() + b"\n"
+
+
+def tuple_of(*parts):
+    return b"(" + b"".join(parts) + b"t"
+
+
+def call(name, *args):
+    return glob(name) + tuple_of(*args) + b"R"
+
+
+def mapping(**items):
+    return b"}(" + b"".join(text(k) + v for k, v in items.items()) + b"u"
+
+
+def tensor(key="0", offset=0, size=(2,), stride=(1,), storage="torch.FloatStorage", n=4):
+    where = tuple_of(text("storage"), glob(storage), text(key), text("cpu"), number(n)) + b"Q"
+    return call("torch._utils._rebuild_tensor_v2", where, number(offset), tuple_of(*map(number, size)), tuple_of(*map(number, stride)), b"\x89", call("collections.OrderedDict"))
+
+
+def archive(root, storages=None, byteorder=b"little", compress=zipfile.ZIP_STORED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compress) as z:
+        z.writestr("m/data.pkl", b"\x80\x02" + root + b".")
+        if byteorder is not None:
+            z.writestr("m/byteorder", byteorder)
+        for key, data in (storages or {"0": struct.pack("<4f", 1, 2, 3, 4)}).items():
+            z.writestr(f"m/data/{key}", data)
+    return out.getvalue()
+
+
+folder = pathlib.Path(tempfile.mkdtemp())
+path, out = folder / "m.th", folder / "out.safetensors"
+
+
+def tensors_of(data):
+    """The float32 tensors that krait reads, as {name: (shape, values)}."""
+    path.write_bytes(data)
+    done = krait("convert", path, out)
+    if done.returncode:
+        return done.stderr.decode()
+    raw = out.read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:8 + n])
+    header.pop("__metadata__", None)
+    data = raw[8 + n:]
+    return {k: (v["shape"], list(struct.unpack(f"<{(v['data_offsets'][1] - v['data_offsets'][0]) // 4}f", data[slice(*v["data_offsets"])]))) for k, v in header.items()}
+
+
+def refused(words, root, **kw):
+    path.write_bytes(archive(root, **kw))
+    check_error(1, words, "info", path)
+
+
+# ---- good files
+good = mapping(model=mapping(a=tensor(), b=tensor(offset=1, size=(2, 1), stride=(2, 9)), c=tensor(size=(2, 2), stride=(1, 2))))
+check(tensors_of(archive(good)) == {"a": ([2], [1, 2]), "b": ([2, 1], [2, 4]), "c": ([2, 2], [1, 3, 2, 4])}, f"good: {tensors_of(archive(good))}")
+check(tensors_of(archive(good, byteorder=None)) == tensors_of(archive(good)), "without byteorder, as before torch 2.1")
+for name in ("state_dict", "model_state_dict", "generator"):
+    check(tensors_of(archive(mapping(**{name: mapping(a=tensor()), "epoch": number(3)}))) == {"a": ([2], [1, 2])}, name)
+check(tensors_of(archive(mapping(a=tensor(), step=number(3)))) == {"a": ([2], [1, 2])}, "a bare state_dict")
+wrapped = mapping(a=call("torch._utils._rebuild_parameter", tensor(), b"\x88", call("collections.OrderedDict")))
+check(tensors_of(archive(wrapped)) == {"a": ([2], [1, 2])}, "a parameter")
+odd = glob("somebody.Settings") + b")\x81" + mapping(x=number(1)) + b"b"
+check(tensors_of(archive(mapping(model=mapping(a=tensor()), args=odd, more=call("any.function", number(1))))) == {"a": ([2], [1, 2])}, "unknown objects that nobody needs")
+
+# ---- code
+marker = folder / "ran"
+for name in ("os.system", "posix.system", "builtins.exec", "subprocess.getoutput"):
+    for where in (lambda x: mapping(model=mapping(a=x)), lambda x: mapping(model=mapping(a=tensor()), args=x), lambda x: x, lambda x: mapping(a=b"](" + x + b"e")):
+        refused(f"wants {name}, which could run code", where(call(name, text(f"touch {marker}"))))
+check(not marker.exists(), "nothing ran")
+refused("is made by calling evil.load", mapping(model=mapping(a=call("evil.load", text("x")))))
+refused("is made by calling evil.Thing", mapping(model=mapping(a=glob("evil.Thing") + b")\x81" + mapping(x=number(1)) + b"b")))
+refused("model is made by calling evil.Net", mapping(model=glob("evil.Net") + b")\x81" + mapping(_parameters=mapping(a=tensor())) + b"b"))
+refused("its content is made by calling evil.Net", glob("evil.Net") + b")R")
+refused("is made by calling a computed function", mapping(model=mapping(a=call("evil.f", number(1)) + b")R")))
+
+# ---- tensors that lie
+for words, bad in (
+        ("reaches outside its storage", tensor(offset=3)), ("reaches outside its storage", tensor(size=(5,))), ("reaches outside its storage", tensor(offset=-1)),
+        ("reaches outside its storage", tensor(stride=(4,))), ("reaches outside its storage", tensor(size=(2, 2), stride=(2**62, 2**62))),
+        ("reaches outside its storage", tensor(offset=2**62)), ("more than 2^63 bytes", tensor(size=(2**62, 2**62), stride=(0, 0))),
+        ("expanded view", tensor(size=(10**9,), stride=(0,))), ("not a count", tensor(size=(-2,))), ("not a count", tensor(stride=(-1,))),
+        ("one stride per size", tensor(size=(2, 2))), ("of more than 8 dimensions", tensor(size=(1,) * 9, stride=(1,) * 9)),
+        ("is missing", tensor(key="7")), ("is missing", tensor(key="../../../../etc/passwd")), ("impossible name", tensor(key="0" * 200)),
+        ("torch.QInt8Storage", tensor(storage="torch.QInt8Storage")), ("without a storage", call("torch._utils._rebuild_tensor_v2", number(1), number(0), b")", b")", b"\x89", b"N")),
+        ("without a shape", call("torch._utils._rebuild_tensor_v2", tuple_of(text("storage"), glob("torch.FloatStorage"), text("0"), text("cpu"), number(4)) + b"Q"))):
+    refused(words, mapping(model=mapping(a=bad)))
+refused("not UTF-8", b"}(" + text("model") + b"}(" + text(b"\xff\xfe") + tensor() + b"uu")
+refused("without a name", b"}(" + text("model") + b"}(" + text(b"a\0b") + tensor() + b"uu")
+refused("without a name", b"}(" + text("model") + b"}(" + number(1) + tensor() + b"uu")
+refused("appears twice", b"}(" + text("model") + b"}(" + text("a") + tensor() + text("a") + tensor() + b"uu")
+refused("no tensors", mapping(model=mapping(a=number(1))))
+refused("not a dictionary", b"](" + tensor() + b"e")
+
+# ---- zips that lie
+refused("byteorder is 'big'", good, byteorder=b"big")
+refused("compressed", good, compress=zipfile.ZIP_DEFLATED)
+bomb = io.BytesIO()
+with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as z:
+    z.writestr(zipfile.ZipInfo("m/data.pkl"), b"\x80\x02" + mapping(model=mapping(a=tensor(n=2**26))) + b".")
+    with z.open("m/data/0", "w") as f:
+        for _ in range(256):
+            f.write(bytes(1 << 20))
+path.write_bytes(bomb.getvalue())
+check_error(1, "compressed", "info", path)
+check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 200 << 10, "a zip bomb stays packed")
+many = archive(mapping(model=mapping(**{f"t{i}": tensor(key=str(i), n=2500, size=(2500,)) for i in range(3)})), {str(i): bytes(10000) for i in range(3)})
+first, second = many.index(b"m/data/1", many.index(b"PK\1\2")) - 46, many.index(b"m/data/2", many.index(b"PK\1\2")) - 46
+overlap = bytearray(many)
+overlap[second + 42:second + 46] = many[first + 42:first + 46]  # two names, one place
+path.write_bytes(bytes(overlap))
+check(krait("info", path).returncode in (0, 1), "overlapping entries do not crash")
+lying = bytearray(many)
+for at in (20, 24):
+    lying[first + at:first + at + 4] = struct.pack("<I", 2**31)
+path.write_bytes(bytes(lying))
+check(krait("info", path).returncode == 1, "an entry larger than the file")
+damaged = bytearray(archive(good))
+damaged[damaged.index(struct.pack("<f", 3))] ^= 1
+path.write_bytes(bytes(damaged))
+check_error(1, "checksum", "info", path)
+empty = io.BytesIO()
+with zipfile.ZipFile(empty, "w") as z:
+    z.writestr("other.txt", "x")
+path.write_bytes(empty.getvalue())
+check_error(1, "without NAME/data.pkl", "info", path)
+path.write_bytes(b"PK\3\4" + bytes(100))
+check_error(1, "not a readable zip", "info", path)
+path.write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
+check_error(1, "before 1.6", "info", path)
+
+# ---- what torch itself saves
+try:
+    import torch
+except ImportError:
+    print("note: torch cannot be imported here; its files in tests/golden/torch stand in")
+else:
+    net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 5), torch.nn.BatchNorm1d(4), torch.nn.Linear(7, 2))
+    for protocol in (2, 3, 4, 5):
+        buffer = io.BytesIO()
+        torch.save({"model": {k: v for k, v in net.state_dict().items() if v.dtype == torch.float32}}, buffer, pickle_protocol=protocol)
+        got = tensors_of(buffer.getvalue())
+        check({k: (list(v.shape), v.flatten().tolist()) for k, v in net.state_dict().items() if v.dtype == torch.float32} == got, f"torch.save, protocol {protocol}: {got}")
+
+for p in folder.iterdir():
+    p.unlink()
+folder.rmdir()
+finish()
