@@ -1,5 +1,6 @@
 """Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
 import pathlib
+import struct
 import sys
 import zipfile
 
@@ -19,7 +20,20 @@ def pickles():
                 yield from (z.read(n) for n in z.namelist() if n.endswith("/data.pkl"))
 
 
+def recordings():
+    """A few samples in several containers, and the start of the demo's FLAC files."""
+    sound = bytes(range(0, 200, 2)) * 2
+    fmt = struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 16)
+    yield b"RIFF" + struct.pack("<I", 36 + len(sound)) + b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + struct.pack("<I", len(sound)) + sound
+    yield b".snd" + struct.pack(">IIIII", 24, len(sound), 3, 16000, 1) + sound
+    comm = struct.pack(">hIh", 1, len(sound) // 2, 16) + b"\x40\x0c\xfa" + b"\0" * 7
+    yield b"FORM" + struct.pack(">I", 46 + len(sound)) + b"AIFFCOMM" + struct.pack(">I", 18) + comm + b"SSND" + struct.pack(">III", len(sound) + 8, 0, 0) + sound
+    for path in sorted((GOLDEN.parent.parent / "demo").glob("*.flac")):
+        yield path.read_bytes()[:4000]
+
+
 SEEDS = {
+    "audio": recordings(),
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],

@@ -64,18 +64,23 @@ typedef struct krait_scores {
   double si_sdr_db, segmental_snr_db, stoi;
 } krait_scores;
 
+/* What describes the input (up to audio_s) is there before the first call of progress. */
 typedef struct krait_enhance_result {
   uint32_t size;
   int32_t n_channels;
   int64_t n_samples;      /* per channel, at the file's rate */
   int32_t sample_rate_hz;
   int32_t has_scores;
-  double audio_s, compute_s, total_s;
+  double audio_s;
+  double compute_s, total_s; /* in the model; from opening the input to the output's final name */
   krait_scores noisy, enhanced; /* only with has_scores; means over channels */
 } krait_enhance_result;
 
 /* The output keeps rate, length, channels and format of the input. It appears under its name only when complete. */
 KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result);
+
+/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. */
+KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
 typedef struct krait_verify_row {

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,13 +44,18 @@ static int32_t create_temp(kr_outfile *file) {
   file->temp_path = kr_alloc(bytes);
   KR_CHECK(file->temp_path, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   snprintf(file->temp_path, bytes, "%s.part-XXXXXX", file->path);
+  sigset_t all, before; /* a signal between creating and remembering would leave the file behind */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   int fd = mkstemp(file->temp_path);
-  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot create %s", file->path);
+  const int failed = errno;
+  if (fd >= 0) remember(file->temp_path);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, failed, "cannot create %s", file->path);
   mode_t mask = umask(0);
   umask(mask);
   fchmod(fd, 0666 & ~mask);
   close(fd);
-  remember(file->temp_path);
   return KRAIT_OK;
 }
 

@@ -204,24 +204,24 @@ static void release(run *r) {
   kr_audio_close(&r->in);
 }
 
-static void fill_result(const run *r, int64_t start_ns, krait_enhance_result *result) {
+static void describe_input(const run *r, krait_enhance_result *result) {
   result->n_channels = r->info.n_channels;
   result->n_samples = r->n_frames;
   result->sample_rate_hz = r->info.sample_rate_hz;
   result->audio_s = (double)r->n_frames / r->info.sample_rate_hz;
-  result->compute_s = (double)r->job.compute_ns * 1e-9;
-  result->total_s = (double)(kr_clock_ns() - start_ns) * 1e-9;
 }
 
 int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options, krait_enhance_result *result) {
   const int64_t start_ns = kr_clock_ns();
   run r = {.options = options, .denoiser = denoiser};
   int32_t status = prepare(&r);
+  if (status == KRAIT_OK) describe_input(&r, result);
   if (status == KRAIT_OK) status = stream(&r);
   if (status == KRAIT_OK) status = score_and_plot(&r, result);
   if (status == KRAIT_OK) status = kr_audio_commit(&r.out);
   if (status == KRAIT_OK && r.plot) status = kr_plot_commit(&r.plot);
-  if (status == KRAIT_OK) fill_result(&r, start_ns, result);
+  result->compute_s = (double)r.job.compute_ns * 1e-9;
+  result->total_s = (double)(kr_clock_ns() - start_ns) * 1e-9;
   release(&r);
   return status;
 }

@@ -1,6 +1,7 @@
 /* enhance_session.c: krait_enhance_*: recordings through the model of a session. */
 #include "denoiser.h"
 #include "enhance.h"
+#include "outfile.h"
 #include "status.h"
 
 int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
@@ -18,7 +19,8 @@ int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *
   KR_CHECK(options->in_path && options->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
   KR_CHECK(!result || result->size == sizeof *result, KRAIT_ERR_STRUCT_SIZE, "result.size is %u, this library knows %zu", result->size, sizeof *result);
   KR_TRY(kr_session_denoiser(session, &denoiser));
-  KR_TRY(kr_enhance_file(&denoiser, options, &found));
   if (result) *result = found;
-  return KRAIT_OK;
+  return kr_enhance_file(&denoiser, options, result ? result : &found);
 }
+
+void krait_outputs_abandon(void) { kr_outfile_abandon_all(); }

@@ -16,7 +16,7 @@
 #include "status.h"
 #include "track.h"
 
-enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 16000, RANGE_DB = 80 };
+enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 16000, RANGE_DB = 70 };
 enum { LEFT = 74, TOP = 66, GAP = 62, PANEL_HEIGHT = 2 * N_BINS / 2 + 23, BAR_LEFT = LEFT + N_COLUMNS + 24, BAR_WIDTH = 16 };
 enum { IMAGE_WIDTH = BAR_LEFT + BAR_WIDTH + 74, IMAGE_HEIGHT = TOP + 2 * PANEL_HEIGHT + GAP + 62 };
 
@@ -107,10 +107,17 @@ static int32_t read_panel(panel *p, const char *path, int32_t hz) {
   return status;
 }
 
-static double loudest_db(const panel *p) {
-  float loudest = 1e-10f;
-  for (size_t i = 0; i < (size_t)N_COLUMNS * N_BINS; i++) loudest = fmaxf(loudest, p->power[i]);
-  return 10 * log10(loudest);
+/* The level that one cell in 2000 exceeds: what the top of the colour scale is chosen by. */
+static double high_db(const panel *p) {
+  enum { LOWEST = -150, STEPS = 200 };
+  int64_t n_cells[STEPS] = {0}, left = N_COLUMNS * N_BINS / 2000;
+  for (size_t i = 0; i < (size_t)N_COLUMNS * N_BINS; i++) {
+    const double at = 10 * log10(p->power[i] + 1e-20) - LOWEST;
+    n_cells[at < 0 ? 0 : at >= STEPS ? STEPS - 1 : (int)at]++;
+  }
+  int step = STEPS - 1;
+  for (; step > 0 && left >= n_cells[step]; step--) left -= n_cells[step];
+  return LOWEST + step + 1;
 }
 
 /* ---- the drawing ---- */
@@ -211,14 +218,14 @@ static void put_color_bar(cairo_t *c, double top_db) {
   for (int db = 0; db <= RANGE_DB; db += 10) {
     const double y = TOP + height * db / RANGE_DB;
     put_tick(c, BAR_LEFT + BAR_WIDTH, y, BAR_LEFT + BAR_WIDTH + 5, y);
-    snprintf(text, sizeof text, "%.0f", top_db - db);
+    snprintf(text, sizeof text, "%s%.0f", db ? "" : "\xe2\x89\xa5", fabs(top_db - db) < 0.5 ? 0 : top_db - db);
     put_text(c, BAR_LEFT + BAR_WIDTH + 9, y + 4, ALIGN_LEFT, 12, text);
   }
   put_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
 }
 
 static int32_t draw(cairo_t *c, const char *title, const panel *before, const panel *after) {
-  const double top_db = ceil(fmax(loudest_db(before), loudest_db(after)) / 10) * 10;
+  const double top_db = fmax(ceil(fmax(high_db(before), high_db(after)) / 10) * 10, RANGE_DB - 150);
   const double second = TOP + PANEL_HEIGHT + GAP;
   const char *slash = strrchr(title, '/');
   cairo_set_source_rgb(c, 1, 1, 1);
