@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MAX_OPEN = 64 };
+enum { MAX_OPEN = 64, MAX_ATTEMPTS = 1000 };
 static _Atomic(char *) open_names[MAX_OPEN];
 
 static void remember(char *name) {
@@ -39,24 +38,22 @@ void kr_outfile_abandon_all(void) {
 
 static int is_direct(const kr_outfile *file) { return file->temp_path == file->path; }
 
+/* Remembered before it exists, so that no signal falls between. Created with the permissions that the umask leaves. */
 static int32_t create_temp(kr_outfile *file) {
-  size_t bytes = strlen(file->path) + 16;
+  static atomic_uint counter;
+  size_t bytes = strlen(file->path) + 32;
   file->temp_path = kr_alloc(bytes);
   KR_CHECK(file->temp_path, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
-  snprintf(file->temp_path, bytes, "%s.part-XXXXXX", file->path);
-  sigset_t all, before; /* a signal between creating and remembering would leave the file behind */
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int fd = mkstemp(file->temp_path);
-  const int failed = errno;
-  if (fd >= 0) remember(file->temp_path);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, failed, "cannot create %s", file->path);
-  mode_t mask = umask(0);
-  umask(mask);
-  fchmod(fd, 0666 & ~mask);
-  close(fd);
-  return KRAIT_OK;
+  for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
+    snprintf(file->temp_path, bytes, "%s.part-%x-%x", file->path, (unsigned)getpid(), atomic_fetch_add(&counter, 1));
+    remember(file->temp_path);
+    int fd = open(file->temp_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int os_errno = errno;
+    if (fd >= 0) return close(fd), KRAIT_OK;
+    forget(file->temp_path);
+    if (os_errno != EEXIST) return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create %s", file->path);
+  }
+  return kr_fail(KRAIT_ERR_FILE_WRITE, "cannot create %s: %d left-over %s.part- files are in the way", file->path, MAX_ATTEMPTS, file->path);
 }
 
 static void release(kr_outfile *file) {
@@ -67,7 +64,11 @@ static void release(kr_outfile *file) {
 
 int32_t kr_outfile_begin(kr_outfile *file, const char *path) {
   struct stat info;
-  *file = (kr_outfile){.path = kr_strdup(path)};
+  *file = (kr_outfile){0};
+  KR_CHECK(*path, KRAIT_ERR_FILE_WRITE, "the output has an empty name");
+  char *target = realpath(path, NULL); /* a link stays a link; NULL for a new file */
+  *file = (kr_outfile){.path = kr_strdup(target ? target : path)};
+  free(target);
   KR_CHECK(file->path, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
     if (S_ISDIR(info.st_mode)) {

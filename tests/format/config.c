@@ -42,7 +42,7 @@ static void layouts_are_understood(void **state) {
       "n_fft: 512\nbatch_size: 4\nmodel:\n  model_lib: primeknet_mamba\n  model_class: PrimeKnet\n  input_type: acs\n" PARAM("  ") "dset: {root: ./x}\n",
       "model_lib: primeknet_mamba\nmodel_class: PrimeKnet\n" PARAM(""),
       "# plain\nmodel: primeknet_mamba\nfft_len: 400\nsigmoid_beta: 2\ncausal: true\nfreq_block_kernel: [3, 11]\n",
-      "{\"model\": \"primeknet_mamba\", \"config\": {\"fft_len\": 400, \"sigmoid_beta\": 2e0, \"causal\": true, \"freq_block_kernel\": [3, 11]}}",
+      "{\n\t\"model\": \"primeknet\\u005fmamba\",\n\t\"note\": \"\\ud83d\\ude00\",\n\t\"config\": {\"fft_len\": 400, \"sigmoid_beta\": 2e0, \"causal\": true, \"freq_block_kernel\": [3, 11]}}",
   };
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
     kr_config *config = NULL;
@@ -129,6 +129,7 @@ static void bad_texts_are_refused(void **state) {
       {"a: b: c\n", "not YAML"}, {"- 1\n- 2\n", "not a configuration"}, {"a: 1\na: 2\n", "twice"}, {wide, "aliases"}, {deep, "nested too deeply"},
       {"? [1, 2]\n: 3\n", "key that is not plain"}, {"--- 1\n--- 2\n", "more than one document"}, {"a: \xff\n", "not YAML"},
       {"model:\n  param: 7\n", "'param' is not a section"}, {"model: [1]\n", "name is not a text"}, {"just words", "not a configuration"},
+      {"a: !!python/object/apply:os.system [ls]\n", "tags"}, {"a: !!str 3\n", "tags"}, {"a: !x {}\n", "tags"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     kr_config *config = NULL;
