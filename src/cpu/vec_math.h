@@ -2,8 +2,9 @@
  *
  * exp: n = round(x log2 e); r = x - n ln2 in two steps (Cody & Waite 1980); e^r = 1 + r + r^2 P(r), P of degree 4
  * (minimax in ulps on |r| <= ln2/2); then 2^n. The others are built on it without cancellation.
- * Bounds (tests/cpu/vec_math.c walks every float32): exp 1 ulp, log1p 1, tanh 1.5, exp2 2.2, sigmoid 2.5, softplus 2.5, silu 3
- * (100 * 2^-149 where its result is subnormal). NaN gives NaN, infinities their limits, subnormal results are kept. */
+ * Bounds (tests/cpu/vec_math.c walks every float32): exp 1 ulp, log1p 1, tanh 1.5, exp2 2.2, sigmoid 2.5, softplus 3, silu 3
+ * NaN gives NaN, infinities their limits. Subnormal results are kept by exp, log1p, tanh; sigmoid and softplus give 0 for
+ * them, and silu for sizes below 88 * 2^-126. */
 #ifndef KR_VEC_MATH_H
 #define KR_VEC_MATH_H
 
@@ -22,19 +23,23 @@ static inline kr_v kr_v_ldexp(kr_v v, kr_v n) {
 #endif
 }
 
-static inline kr_v kr_v_exp(kr_v x) {
-  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
-  kr_v c = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN passes */
-  kr_v n = kr_v_sub(kr_v_fma(c, kr_v_set1(1.44269504f), magic), magic);
-  kr_v r = kr_v_fnma(n, kr_v_set1(0.693359375f), c);
+/* e^(x - n ln2). */
+static inline kr_v kr_exp_poly(kr_v x, kr_v n) {
+  kr_v r = kr_v_fnma(n, kr_v_set1(0.693359375f), x);
   r = kr_v_fnma(n, kr_v_set1(-2.12194440e-4f), r);
   kr_v p = kr_v_set1(1.3780406443e-03f);
   p = kr_v_fma(p, r, kr_v_set1(8.3688469604e-03f));
   p = kr_v_fma(p, r, kr_v_set1(4.1669085622e-02f));
   p = kr_v_fma(p, r, kr_v_set1(1.6666519642e-01f));
   p = kr_v_fma(p, r, kr_v_set1(4.9999991059e-01f));
-  p = kr_v_add(kr_v_fma(kr_v_mul(r, r), p, r), kr_v_set1(1.0f));
-  return kr_v_ldexp(p, n);
+  return kr_v_add(kr_v_fma(kr_v_mul(r, r), p, r), kr_v_set1(1.0f));
+}
+
+static inline kr_v kr_v_exp(kr_v x) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
+  kr_v c = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN passes */
+  kr_v n = kr_v_sub(kr_v_fma(c, kr_v_set1(1.44269504f), magic), magic);
+  return kr_v_ldexp(kr_exp_poly(c, n), n);
 }
 
 /* 2^r for |r| <= 1/2, exactly 1 for 0. */
@@ -63,9 +68,18 @@ static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
   return kr_v_ldexp(kr_exp2_poly(kr_v_sub(v, n)), n);
 }
 
-/* e^-|x| and the numerator of sigmoid(x) = top / (1 + e^-|x|). */
+/* e^-|x|, 0 below 2^-126: what sigmoid, silu and softplus are made of. */
+static inline kr_v kr_exp_minus_size(kr_v x) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), least = kr_v_set1(-87.33654f);
+  kr_v c = kr_v_neg(kr_v_abs(x)), kept = kr_v_max(least, c);
+  kr_v t = kr_v_fma(kept, kr_v_set1(1.44269504f), magic), n = kr_v_sub(t, magic);
+  kr_v p = kr_exp_poly(kept, n);
+  return kr_v_select(kr_v_lt(c, least), kr_v_zero(), kr_v_mul(p, kr_v_add_exponent(kr_v_set1(1.0f), t)));
+}
+
+/* The same and the numerator of sigmoid(x) = top / (1 + e^-|x|). */
 static inline kr_v kr_sigmoid_parts(kr_v x, kr_v *top) {
-  kr_v e = kr_v_exp(kr_v_neg(kr_v_abs(x)));
+  kr_v e = kr_exp_minus_size(x);
   *top = kr_v_select(kr_v_lt(x, kr_v_zero()), e, kr_v_set1(1.0f));
   return e;
 }
@@ -89,24 +103,21 @@ static inline kr_v kr_v_silu_slope(kr_v x) {
   return kr_v_fma(kr_v_mul(x, s), other, s);
 }
 
-/* log(1 + e) for e in 0..1 as e - e^2 Q(e). */
+/* log(1 + e) for e in 0..1 as e - e^2 Q(e); Q by halves, for its latency. */
 static inline kr_v kr_log1p_unit(kr_v e) {
-  kr_v q = kr_v_set1(3.3184716012e-03f);
-  q = kr_v_fma(q, e, kr_v_set1(-2.0204579458e-02f));
-  q = kr_v_fma(q, e, kr_v_set1(5.7664431632e-02f));
-  q = kr_v_fma(q, e, kr_v_set1(-1.0680554062e-01f));
-  q = kr_v_fma(q, e, kr_v_set1(1.5355394781e-01f));
-  q = kr_v_fma(q, e, kr_v_set1(-1.9695399702e-01f));
-  q = kr_v_fma(q, e, kr_v_set1(2.4958586693e-01f));
-  q = kr_v_fma(q, e, kr_v_set1(-3.3330512047e-01f));
-  q = kr_v_fma(q, e, kr_v_set1(4.9999931455e-01f));
-  return kr_v_fnma(kr_v_mul(e, e), q, e);
+  kr_v e2 = kr_v_mul(e, e), e4 = kr_v_mul(e2, e2);
+  kr_v low = kr_v_fma(kr_v_set1(2.4958586693e-01f), e2, kr_v_fma(kr_v_set1(-3.3330512047e-01f), e, kr_v_set1(4.9999931455e-01f)));
+  kr_v middle = kr_v_fma(kr_v_set1(1.5355394781e-01f), e, kr_v_set1(-1.9695399702e-01f));
+  kr_v high = kr_v_fma(kr_v_set1(5.7664431632e-02f), e, kr_v_set1(-1.0680554062e-01f));
+  kr_v top = kr_v_fma(kr_v_set1(3.3184716012e-03f), e, kr_v_set1(-2.0204579458e-02f));
+  low = kr_v_fma(kr_v_mul(e2, e), middle, low);
+  kr_v q = kr_v_fma(kr_v_mul(e4, e), kr_v_fma(e2, top, high), low);
+  return kr_v_fnma(e2, q, e);
 }
 
 /* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, as upstream's threshold has it. */
 static inline kr_v kr_v_softplus(kr_v x) {
-  kr_v e = kr_v_exp(kr_v_neg(kr_v_abs(x)));
-  return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(e));
+  return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(kr_exp_minus_size(x)));
 }
 
 /* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */

@@ -99,6 +99,17 @@ static inline void kr_tile_store(const float *tile, const kr_plane *p, int n_row
   else kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_BF16);
 }
 
+/* Asks for the lines of a tile ahead of its use: short pieces of many rows are more than hardware prefetchers follow. */
+static inline void kr_tile_prefetch(const kr_plane *p, int n_rows, int n_lanes) {
+  int64_t bytes = p->dtype == KRAIT_F32 ? 4 : 2, per_line = 64 / bytes;
+  const char *base = (const char *)p->data + p->offset * bytes;
+  if (p->lane_stride == 1)
+    for (int row = 0; row < n_rows; row++) __builtin_prefetch(base + row * p->row_stride * bytes);
+  else if (p->row_stride == 1)
+    for (int lane = 0; lane < n_lanes; lane++)
+      for (int64_t row = 0; row < n_rows; row += per_line) __builtin_prefetch(base + (lane * p->lane_stride + row) * bytes);
+}
+
 /* A float matrix [n_rows][pitch], n_columns used, from any strides: what all lanes share. pitch is whole vectors. */
 static inline void kr_matrix_load(float *matrix, int64_t pitch, const kr_plane *p, int n_rows, int64_t n_columns) {
   for (int64_t column = 0; column < n_columns; column += KR_VL) {

@@ -28,9 +28,9 @@ static double exact_exp2_near(double x) { return exp2(x > 126 ? 126 : x < -126 ?
 static const function functions[] = {
     {"exp", kr_v_exp, exp, 1, 0},
     {"log1p", kr_v_log1p, log1p, 1, 0},
-    {"sigmoid", kr_v_sigmoid, exact_sigmoid, 2.5, 0},
-    {"silu", kr_v_silu, exact_silu, 3, 100 * 0x1p-149},
-    {"softplus", kr_v_softplus, exact_softplus, 2.5, 0},
+    {"sigmoid", kr_v_sigmoid, exact_sigmoid, 2.5, 0x1p-126},
+    {"silu", kr_v_silu, exact_silu, 3, 88 * 0x1p-126},
+    {"softplus", kr_v_softplus, exact_softplus, 3, 0x1p-126},
     {"tanh", kr_v_tanh, tanh, 1.5, 0},
     {"exp2_any", vector_exp2_any, exp2, 2.2, 0},
     {"exp2_product", vector_exp2_near, exact_exp2_near, 2.2, 0},

@@ -8,7 +8,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_W = 8, WINDOW = 512, RANGE = 128 };
+enum { MAX_W = 8, WINDOW = 512, RANGE = 128, AHEAD = 8 };
 _Static_assert(RANGE % KR_VL == 0 && WINDOW % KR_VL == 0, "whole vectors");
 
 typedef struct run {
@@ -27,16 +27,19 @@ static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t
 
 /* ---- lanes are time steps ---- */
 
-/* taps[k] meets window[i + k]. */
-KR_INLINE void filter_window(const float *window, float *out, int n, const float *taps, float bias, int W, int silu) {
-  for (int i = 0; i < n; i += KR_VL) {
-    kr_v sum = kr_v_set1(bias);
-    for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_set1(taps[k]), kr_v_load(window + i + k), sum);
+/* taps[k] meets window[i + k]; whole vectors. */
+KR_INLINE void filter_window(const float *window, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
+  kr_v tap[MAX_W];
+  const kr_v start = kr_v_set1(bias);
+  for (int k = 0; k < W; k++) tap[k] = kr_v_set1(taps[k]);
+  for (int64_t i = 0; i < n; i += KR_VL) {
+    kr_v sum = start;
+    for (int k = 0; k < W; k++) sum = kr_v_fma(tap[k], kr_v_load(window + i + k), sum);
     kr_v_store(out + i, silu ? kr_v_silu(sum) : sum);
   }
 }
 
-static void filter_any(const float *window, float *out, int n, const float *taps, float bias, int W, int silu) {
+static void filter_any(const float *window, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
   if (W == 4 && silu) filter_window(window, out, n, taps, bias, 4, 1);
   else if (W == 4) filter_window(window, out, n, taps, bias, 4, 0);
   else if (W == 3) filter_window(window, out, n, taps, bias, 3, silu);
@@ -70,23 +73,56 @@ static void write_piece(const krait_view *out, int64_t at, const float *from, in
   else copy_out(out, at, from, n, KRAIT_BF16);
 }
 
-/* The window is in memory order: [history, piece] forwards, [piece, history] in reverse, where taps are mirrored. */
+typedef struct row {
+  const krait_causal_conv1d_args *a;
+  int64_t b, d;
+  int W, reverse;
+  float taps[MAX_W], history[MAX_W], bias; /* in memory order: taps and history are mirrored in reverse */
+} row;
+
+static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
+  row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = bias_of(a, d)};
+  const int keep = r.W - 1;
+  for (int k = 0; k <= keep; k++) r.taps[k] = (float)kr_get(&a->weight, kr_at2(&a->weight, d, r.reverse ? keep - k : k));
+  for (int k = 0; k < keep; k++) r.history[r.reverse ? keep - 1 - k : k] = initial_input(a, b, d, k);
+  return r;
+}
+
+/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. */
+static void filter_piece(row *r, int64_t first, int n) {
+  float window[WINDOW + MAX_W + 2 * KR_VL], out[WINDOW];
+  const int keep = r->W - 1;
+  for (int i = 0; i < 2 * KR_VL; i += KR_VL) kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read beyond the piece */
+  read_piece(r->reverse ? window : window + keep, &r->a->x, kr_at3(&r->a->x, r->b, r->d, first), n);
+  memcpy(r->reverse ? window + n : window, r->history, (size_t)keep * sizeof *window); /* after whole vectors were stored */
+  memcpy(r->history, r->reverse ? window : window + n, (size_t)keep * sizeof *window);
+  filter_any(window, out, n, r->taps, r->bias, r->W, r->a->activation);
+  write_piece(&r->a->out, kr_at3(&r->a->out, r->b, r->d, first), out, n);
+}
+
+/* The same from memory to memory, for float32 that is not in place and has its history in memory; whole vectors. */
+static void filter_direct(row *r, int64_t first, int64_t n) {
+  const krait_causal_conv1d_args *a = r->a;
+  const float *x = (const float *)a->x.data + kr_at3(&a->x, r->b, r->d, first);
+  float *out = (float *)a->out.data + kr_at3(&a->out, r->b, r->d, first);
+  const int keep = r->W - 1;
+  filter_any(r->reverse ? x : x - keep, out, n, r->taps, r->bias, r->W, a->activation);
+  memcpy(r->history, r->reverse ? x : x + n - keep, (size_t)keep * sizeof *x);
+}
+
 static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
-  float window[WINDOW + MAX_W + KR_VL] = {0}, out[WINDOW], taps[MAX_W], history[MAX_W];
-  const int W = (int)a->W, keep = W - 1, reverse = is_reverse(a);
-  for (int k = 0; k < W; k++) taps[k] = (float)kr_get(&a->weight, kr_at2(&a->weight, d, reverse ? keep - k : k));
-  for (int k = 0; k < keep; k++) history[reverse ? keep - 1 - k : k] = initial_input(a, b, d, k);
-  for (int64_t done = 0; done < a->L; done += WINDOW) {
-    int n = (int)(a->L - done < WINDOW ? a->L - done : WINDOW);
-    int64_t first = reverse ? a->L - done - n : done;
-    read_piece(reverse ? window : window + keep, &a->x, kr_at3(&a->x, b, d, first), n);
-    memcpy(reverse ? window + n : window, history, (size_t)keep * sizeof *history); /* after whole vectors were stored */
-    memcpy(history, reverse ? window : window + n, (size_t)keep * sizeof *history);
-    filter_any(window, out, n, taps, bias_of(a, d), W, a->activation);
-    write_piece(&a->out, kr_at3(&a->out, b, d, first), out, n);
+  row r = begin_row(a, b, d);
+  const int direct = a->x.dtype == KRAIT_F32 && a->x.data != a->out.data;
+  for (int64_t done = 0, n; done < a->L; done += n) {
+    int64_t left = a->L - done;
+    n = direct && done == 0 ? KR_VL * 2 : WINDOW; /* the first steps have their history elsewhere */
+    if (n > left) n = left;
+    int64_t whole = left / KR_VL * KR_VL;
+    if (direct && done > 0 && whole) filter_direct(&r, r.reverse ? left - whole : done, n = whole);
+    else filter_piece(&r, r.reverse ? left - n : done, (int)n);
   }
-  for (int k = 0; kr_has(&a->final_states) && k < keep; k++)
-    kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), history[reverse ? keep - 1 - k : k]);
+  for (int k = 0; kr_has(&a->final_states) && k < r.W - 1; k++)
+    kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), r.history[r.reverse ? r.W - 2 - k : k]);
 }
 
 static void filter_rows(void *user, int64_t begin, int64_t end, int worker) {
@@ -118,49 +154,60 @@ static void begin_lanes(lanes *l, const krait_causal_conv1d_args *a, int64_t b, 
   for (int i = 0; i < n; i++) l->bias[i] = bias_of(a, d0 + i);
 }
 
-KR_INLINE kr_v read_lanes(const kr_plane *x, int i, int n) {
-  if (x->lane_stride == 1) {
-    if (x->dtype == KRAIT_F32) return kr_v_load_as(x->data, x->offset + i, n, KRAIT_F32);
-    return x->dtype == KRAIT_F16 ? kr_v_load_as(x->data, x->offset + i, n, KRAIT_F16) : kr_v_load_as(x->data, x->offset + i, n, KRAIT_BF16);
-  }
+static kr_v gather_lanes(const kr_plane *x, int i, int n) {
   float lane[KR_VL] = {0};
   for (int k = 0; k < n; k++) lane[k] = kr_scalar_load(x->data, x->offset + (i + k) * x->lane_stride, x->dtype);
   return kr_v_load(lane);
 }
 
-KR_INLINE void write_lanes(const kr_plane *out, int i, int n, kr_v v) {
-  if (out->lane_stride == 1) {
-    if (out->dtype == KRAIT_F32) kr_v_store_as(out->data, out->offset + i, n, KRAIT_F32, v);
-    else if (out->dtype == KRAIT_F16) kr_v_store_as(out->data, out->offset + i, n, KRAIT_F16, v);
-    else kr_v_store_as(out->data, out->offset + i, n, KRAIT_BF16, v);
-    return;
-  }
+static void scatter_lanes(const kr_plane *out, int i, int n, kr_v v) {
   float lane[KR_VL];
   kr_v_store(lane, v);
   for (int k = 0; k < n; k++) kr_scalar_store(out->data, out->offset + (i + k) * out->lane_stride, out->dtype, lane[k]);
 }
 
-KR_INLINE void step_block(lanes *l, const kr_plane *x, const kr_plane *out, int i, int some, int W, int silu, int packed) {
-  kr_v sum = kr_v_load(l->bias + i), input = read_lanes(x, i, some);
-  kr_v_store(l->tap[W - 1] + i, input);
+/* `some` lanes from channel i on; plain: unit stride and this dtype on both sides. */
+KR_INLINE void step_block(lanes *l, const float *const *tap, float *newest, const kr_plane *x, const kr_plane *out, int i, int some, int W, int silu, int packed, int plain, int32_t dtype) {
+  kr_v sum = kr_v_load(l->bias + i);
+  kr_v input = plain ? kr_v_load_as(x->data, x->offset + i, some, dtype) : gather_lanes(x, i, some);
+  kr_v_store(newest + i, input);
   for (int k = 0; k < W; k++)
-    if (!packed || !l->dropped[k]) sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(l->tap[k] + i), sum);
-  write_lanes(out, i, some, silu ? kr_v_silu(sum) : sum);
+    if (!packed || !l->dropped[k]) sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(tap[k] + i), sum);
+  if (silu) sum = kr_v_silu(sum);
+  if (plain) kr_v_store_as(out->data, out->offset + i, some, dtype, sum);
+  else scatter_lanes(out, i, some, sum);
 }
 
-KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed) {
+KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed, int plain, int32_t dtype) {
+  const float *tap[MAX_W];
+  const kr_plane from = *x, to = *out;
+  float *newest = l->tap[W - 1];
+  const int n = l->n;
   int i = 0;
-  for (; i + KR_VL <= l->n; i += KR_VL) step_block(l, x, out, i, KR_VL, W, silu, packed);
-  if (i < l->n) step_block(l, x, out, i, l->n - i, W, silu, packed);
+  for (int k = 0; k < W; k++) tap[k] = l->tap[k];
+  for (; i + KR_VL <= n; i += KR_VL) step_block(l, tap, newest, &from, &to, i, KR_VL, W, silu, packed, plain, dtype);
+  if (i < n) step_block(l, tap, newest, &from, &to, i, n - i, W, silu, packed, plain, dtype);
 }
 
+/* The bodies that models use are specialised; the others share one per type. */
 static void step_any(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed) {
-  if (packed) step_lanes(l, x, out, W, silu, 1);
-  else if (W == 4 && silu) step_lanes(l, x, out, 4, 1, 0);
-  else if (W == 4) step_lanes(l, x, out, 4, 0, 0);
-  else if (W == 3) step_lanes(l, x, out, 3, silu, 0);
-  else if (W == 2) step_lanes(l, x, out, 2, silu, 0);
-  else step_lanes(l, x, out, W, silu, 0);
+  const int plain = x->lane_stride == 1 && out->lane_stride == 1;
+  if (!plain || packed) {
+    if (plain && x->dtype == KRAIT_F32) step_lanes(l, x, out, W, silu, packed, 1, KRAIT_F32);
+    else step_lanes(l, x, out, W, silu, packed, 0, 0);
+  } else if (x->dtype == KRAIT_F32) {
+    if (W == 4 && silu) step_lanes(l, x, out, 4, 1, 0, 1, KRAIT_F32);
+    else if (W == 4) step_lanes(l, x, out, 4, 0, 0, 1, KRAIT_F32);
+    else if (W == 3) step_lanes(l, x, out, 3, silu, 0, 1, KRAIT_F32);
+    else if (W == 2) step_lanes(l, x, out, 2, silu, 0, 1, KRAIT_F32);
+    else step_lanes(l, x, out, W, silu, 0, 1, KRAIT_F32);
+  } else if (x->dtype == KRAIT_F16) {
+    if (W == 4) step_lanes(l, x, out, 4, silu, 0, 1, KRAIT_F16);
+    else step_lanes(l, x, out, W, silu, 0, 1, KRAIT_F16);
+  } else {
+    if (W == 4) step_lanes(l, x, out, 4, silu, 0, 1, KRAIT_BF16);
+    else step_lanes(l, x, out, W, silu, 0, 1, KRAIT_BF16);
+  }
 }
 
 /* Which taps reach into another sequence; returns whether the output is 0. */
@@ -175,6 +222,13 @@ static int drop_taps(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int
   return here < 0;
 }
 
+/* Rows of one item are far apart: hardware does not see them coming. */
+static void prefetch_lanes(const kr_plane *x, int n) {
+  int64_t bytes = x->dtype == KRAIT_F32 ? 4 : 2;
+  const char *lane = (const char *)x->data + x->offset * bytes;
+  for (int64_t i = 0; i < n * bytes; i += 64) __builtin_prefetch(lane + i);
+}
+
 static void filter_lanes(const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
   lanes l;
   const int W = (int)a->W, packed = kr_has(&a->seq_idx);
@@ -187,6 +241,9 @@ static void filter_lanes(const krait_causal_conv1d_args *a, int64_t b, int64_t d
     for (int k = 0; k + 1 < W; k++) l.tap[k] = l.tap[k + 1];
     l.tap[W - 1] = oldest;
     int silent = packed && drop_taps(&l, a, b, t);
+    kr_plane ahead = x;
+    ahead.offset += (is_reverse(a) ? -AHEAD : AHEAD) * a->x.stride[2];
+    if (t + AHEAD < a->L && ahead.lane_stride == 1) prefetch_lanes(&ahead, n);
     step_any(&l, &x, &out, W, a->activation, packed);
     for (int i = 0; silent && i < n; i++) kr_scalar_store(out.data, out.offset + i * out.lane_stride, out.dtype, 0);
   }

@@ -102,15 +102,26 @@ static void begin_direction(item *it, const krait_view *A) {
   }
 }
 
+static void prefetch_tile(const item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+  const kr_scan_inputs *in = &it->p->in;
+  const krait_view *const views[] = {in->delta, in->u, in->z};
+  for (int i = 0; i < 3; i++) {
+    if (!kr_has(views[i])) continue;
+    kr_plane plane = plane_of(views[i], w, it->d0 + block * KR_VL, i0);
+    kr_tile_prefetch(&plane, n, lanes_of(it, block));
+  }
+}
+
 /* dt, du and u of a tile; returns whether the short exponential will do. */
 static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
+  float *dt = it->dt, *du = it->du, *u = it->u;
   int64_t d = it->d0 + block * KR_VL;
-  kr_plane delta = plane_of(in->delta, w, d, i0), u = plane_of(in->u, w, d, i0);
-  kr_tile_load(it->dt, KR_VL, &delta, n, lanes_of(it, block));
-  kr_tile_load(it->u, KR_VL, &u, n, lanes_of(it, block));
-  float largest = finish_steps(it->dt, n, kr_v_load(it->bias + block * KR_VL), is_set(it, KRAIT_SCAN_SOFTPLUS));
-  for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(it->du + i, kr_v_mul(kr_v_load(it->dt + i), kr_v_load(it->u + i)));
+  kr_plane delta = plane_of(in->delta, w, d, i0), input = plane_of(in->u, w, d, i0);
+  kr_tile_load(dt, KR_VL, &delta, n, lanes_of(it, block));
+  kr_tile_load(u, KR_VL, &input, n, lanes_of(it, block));
+  float largest = finish_steps(dt, n, kr_v_load(it->bias + block * KR_VL), is_set(it, KRAIT_SCAN_SOFTPLUS));
+  for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(du + i, kr_v_mul(kr_v_load(dt + i), kr_v_load(u + i)));
   return largest * it->size[block] <= 126.0f;
 }
 
@@ -125,26 +136,32 @@ static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int6
   }
 }
 
-/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z. */
+KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const float *other, kr_v skip, int n, int gated) {
+  for (int i = 0; i < n * KR_VL; i += KR_VL) {
+    kr_v value = kr_v_fma(skip, kr_v_load(u + i), kr_v_load(y + i));
+    if (other) value = kr_v_add(value, kr_v_load(other + i));
+    kr_v_store(y + i, gated ? kr_v_mul(value, kr_v_silu(kr_v_load(z + i))) : value);
+  }
+}
+
+/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z; without D, u is not needed either. */
 static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   int64_t d = it->d0 + block * KR_VL;
-  int lanes = lanes_of(it, block), gated = kr_has(in->z);
   const float *other = it->sum ? it->sum + (block * in->L + w->first + i0) * KR_VL : NULL;
   kr_v skip = kr_v_load(it->skip + block * KR_VL);
-  if (gated) {
+  if (!kr_has(in->Dvec)) memset(it->u, 0, (size_t)(n * KR_VL) * sizeof *it->u);
+  if (kr_has(in->z)) {
     kr_plane z = plane_of(in->z, w, d, i0);
-    kr_tile_load(it->du, KR_VL, &z, n, lanes);
+    kr_tile_load(it->du, KR_VL, &z, n, lanes_of(it, block));
+    finish_steps_of(it->y, it->u, it->du, other, skip, n, 1);
+  } else {
+    finish_steps_of(it->y, it->u, it->du, other, skip, n, 0);
   }
-  for (int i = 0; i < n; i++) {
-    kr_v y = kr_v_load(it->y + i * KR_VL);
-    if (other) y = kr_v_add(y, kr_v_load(other + i * KR_VL));
-    if (kr_has(in->Dvec)) y = kr_v_fma(skip, kr_v_load(it->u + i * KR_VL), y);
-    if (gated) y = kr_v_mul(y, kr_v_silu(kr_v_load(it->du + i * KR_VL)));
-    kr_v_store(it->y + i * KR_VL, it->marks[i] & STEP_IS_SILENT ? kr_v_zero() : y);
-  }
+  for (int i = 0; i < n; i++)
+    if (it->marks[i] & STEP_IS_SILENT) kr_v_store(it->y + i * KR_VL, kr_v_zero());
   kr_plane out = plane_of(&it->a->out, w, d, i0);
-  kr_tile_store(it->y, &out, n, lanes);
+  kr_tile_store(it->y, &out, n, lanes_of(it, block));
 }
 
 /* Keeps the sums of a reverse walk, in order of time. */
@@ -166,6 +183,7 @@ static void scan_direction(item *it, const scan_walk *w, const krait_view *A, in
     mark_steps(in, w, i0, n, it->marks);
     for (int64_t k = 0; k < it->n_blocks; k++) {
       int near = read_tile(it, w, k, i0, n);
+      if (k + 1 < it->n_blocks) prefetch_tile(it, w, k + 1, i0, n);
       scan_tile(it, &B, &C, k, n, near);
       if (is_last) finish_tile(it, w, k, i0, n);
       else keep_tile(it, w, k, i0, n);
