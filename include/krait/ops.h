@@ -255,6 +255,24 @@ typedef struct krait_gated_norm_bwd_args {
 KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args);
 KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args, uint64_t *bytes);
 
+/* ==== layers ================================================================================================= */
+/* out = residual + act(A B + bias): rows M, inputs K, outputs N. The product of positions and a layer's weights; for a
+ * weight stored (N,K) give Bmat the strides {1, K}. */
+typedef struct krait_gemm_args {
+  krait_call call;
+  int64_t M, N, K;
+  int32_t activation;   /* KRAIT_ACT_* */
+  int32_t reserved;
+  krait_view A;         /* (M,K) activation type */
+  krait_view Bmat;      /* (K,N) any float type */
+  krait_view bias;      /* (N) any float type, or absent */
+  krait_view residual;  /* (M,N) type of A, or absent */
+  krait_view out;       /* (M,N) type of A; may be residual itself (same strides) */
+} krait_gemm_args;
+
+KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
+KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,137 @@
+/* model.c: handles of models and sessions: finds the family by the configuration's model name and lets it do the work. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <krait/model.h>
+
+#include "alloc.h"
+#include "model_kind.h"
+#include "status.h"
+#include "weights_io.h"
+
+struct krait_model {
+  const kr_model_kind *kind;
+  void *impl;
+  char *json;
+};
+
+struct krait_session {
+  const krait_model *model;
+  void *timeline;
+};
+
+static const kr_model_kind *const kinds[] = {
+#define KR_MODEL(name) &kr_model_##name,
+#include "models.def"
+#undef KR_MODEL
+};
+
+static const kr_model_kind *find_kind(const char *model) {
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    if (kinds[i]->takes(model)) return kinds[i];
+  return NULL;
+}
+
+static int32_t open_weights(const krait_model_options *options, kr_weights **weights) {
+  size_t n_bytes;
+  if (options && options->weights_path) return kr_weights_open(options->weights_path, weights);
+  const unsigned char *bytes = kr_embedded_weights(&n_bytes);
+  KR_CHECK(n_bytes, KRAIT_ERR_WEIGHTS, "this build of krait has no weights inside; name a weights file");
+  return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
+}
+
+static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, const kr_weights *weights, kr_config **config, krait_model *model) {
+  KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
+  const char *name = kr_config_model(*config);
+  KR_CHECK(name, KRAIT_ERR_WEIGHTS, "no source says which model the weights are for; give model=NAME, as in model=primeknet_mamba");
+  model->kind = find_kind(name);
+  KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
+  KR_TRY(model->kind->open(ctx, name, *config, weights, &model->impl));
+  return kr_weights_json(weights, *config, &model->json);
+}
+
+int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **out) {
+  KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
+  *out = NULL;
+  KR_CHECK(!options || options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options.size is %u, this library knows %zu", options->size, sizeof *options);
+  kr_weights *weights = NULL;
+  kr_config *config = NULL;
+  krait_model *model = kr_zalloc(sizeof *model);
+  int32_t status = model ? open_weights(options, &weights) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  if (status >= 0) status = open_parts(ctx, options, weights, &config, model);
+  kr_config_close(&config);
+  kr_weights_close(&weights);
+  if (status < 0) krait_model_close(&model);
+  *out = model;
+  return status;
+}
+
+void krait_model_close(krait_model **handle) {
+  krait_model *model = *handle;
+  *handle = NULL;
+  if (!model) return;
+  if (model->impl) model->kind->close(&model->impl);
+  kr_free(model->json);
+  kr_free(model);
+}
+
+const char *krait_model_json(const krait_model *model) { return model->json; }
+
+int32_t krait_session_open(const krait_model *model, krait_session **out) {
+  KR_CHECK(model && out, KRAIT_ERR_ARGUMENT, "model and session must not be NULL");
+  krait_session *session = *out = kr_zalloc(sizeof *session);
+  KR_CHECK(session, KRAIT_ERR_NO_MEMORY, "no memory for a session");
+  session->model = model;
+  int32_t status = model->kind->session_open(model->impl, &session->timeline);
+  if (status < 0) krait_session_close(out);
+  return status;
+}
+
+void krait_session_close(krait_session **handle) {
+  krait_session *session = *handle;
+  *handle = NULL;
+  if (!session) return;
+  if (session->timeline) session->model->kind->session_close(&session->timeline);
+  kr_free(session);
+}
+
+void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind) {
+  return session && session->model->kind == kind ? session->timeline : NULL;
+}
+
+int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
+  KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
+  const kr_model_kind *kind = session->model->kind;
+  KR_CHECK(kind->denoiser, KRAIT_ERR_UNSUPPORTED, "%s does not clean speech", kind->name);
+  return kind->denoiser(session->timeline, denoiser);
+}
+
+void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  double error = 0, norm = 0, worst = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double d = fabs((double)got[i] - want[i]);
+    error += d * d;
+    norm += (double)want[i] * want[i];
+    if (!(d <= worst)) worst = d; /* NaN counts as worst */
+  }
+  if (*n_filled < n_rows) {
+    krait_verify_row *row = &rows[*n_filled];
+    snprintf(row->name, sizeof row->name, "%s", name);
+    row->rel_l2 = sqrt(error / (norm > 0 ? norm : 1));
+    row->max_abs = worst;
+  }
+  ++*n_filled;
+}
+
+int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT, "session, golden_path, rows and n_filled must not be NULL");
+  const kr_model_kind *kind = session->model->kind;
+  KR_CHECK(kind->verify, KRAIT_ERR_UNSUPPORTED, "%s has no recorded outputs to verify", kind->name);
+  kr_weights *golden = NULL;
+  *n_filled = 0;
+  KR_TRY(kr_weights_open(golden_path, &golden));
+  int32_t status = kind->verify(session->timeline, golden, rows, n_rows, n_filled);
+  kr_weights_close(&golden);
+  return status;
+}

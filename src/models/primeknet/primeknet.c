@@ -1,0 +1,155 @@
+/* primeknet.c: PrimeKnet towards the rest: its kr_model_kind, the public forward pass, windows of samples, verification. */
+#include "primeknet.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "model_kind.h"
+#include "status.h"
+#include "stft.h"
+
+static const double compress_power = 0.3; /* what the published training configuration uses */
+
+typedef struct pk_impl {
+  kr_primeknet *net;
+  int unit_rms; /* the model was trained on signals of root mean square 1 */
+} pk_impl;
+
+/* A session with the front end around it. Buffers grow with the longest window so far. */
+typedef struct pk_timeline {
+  const pk_impl *impl;
+  kr_pk_session *session;
+  kr_stft *stft;
+  int64_t room_frames;
+  float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
+} pk_timeline;
+
+static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
+
+static void close_impl(void **handle) {
+  pk_impl *impl = *handle;
+  *handle = NULL;
+  kr_primeknet_close(&impl->net);
+  kr_free(impl);
+}
+
+static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, void **handle) {
+  kr_pk_config read;
+  const char *level = kr_weights_metadata(weights, "normalize");
+  KR_TRY(kr_pk_config_read(model, config, &read));
+  pk_impl *impl = *handle = kr_zalloc(sizeof *impl);
+  KR_CHECK(impl, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  impl->unit_rms = level && strcmp(level, "rms") == 0;
+  int32_t status = kr_primeknet_open(ctx, &read, weights, &impl->net);
+  if (status < 0) close_impl(handle);
+  return status;
+}
+
+static void close_timeline(void **handle) {
+  pk_timeline *line = *handle;
+  *handle = NULL;
+  kr_pk_session_close(&line->session);
+  kr_stft_close(&line->stft);
+  kr_free(line->com);
+  kr_free(line);
+}
+
+static int32_t open_timeline(const void *impl, void **handle) {
+  pk_timeline *line = *handle = kr_zalloc(sizeof *line);
+  KR_CHECK(line, KRAIT_ERR_NO_MEMORY, "no memory for a session");
+  line->impl = impl;
+  const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len;
+  int32_t status = kr_pk_session_open(line->impl->net, &line->session);
+  if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, &line->stft);
+  if (status < 0) close_timeline(handle);
+  return status;
+}
+
+static int32_t make_room(pk_timeline *line, int64_t T) {
+  if (T <= line->room_frames) return KRAIT_OK;
+  const kr_pk_config *c = kr_primeknet_config(line->impl->net);
+  kr_free(line->com);
+  line->com = kr_alloc_array((size_t)T, (size_t)(4 * c->F + c->fft_len / 4) * sizeof *line->com);
+  line->room_frames = line->com ? T : 0;
+  KR_CHECK(line->com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
+  line->mag = line->com + T * c->F * 2;
+  line->pha = line->mag + T * c->F;
+  line->wav = line->pha + T * c->F;
+  return KRAIT_OK;
+}
+
+/* Whole windows only: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in. */
+static int32_t clean_window(pk_timeline *line, const float *in, int64_t n_samples, float *out) {
+  const int64_t T = kr_stft_n_frames(line->stft, n_samples);
+  KR_TRY(make_room(line, T));
+  KR_TRY(kr_stft_forward(line->stft, in, n_samples, compress_power, line->com));
+  KR_TRY(kr_pk_forward(line->session, 1, T, line->com, line->mag, line->pha, NULL));
+  return kr_stft_inverse(line->stft, line->mag, line->pha, T, compress_power, out);
+}
+
+/* Pads with silence to whole frames, and to one transform at least. */
+static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_samples) {
+  pk_timeline *line = user;
+  const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len, hop = n_fft / 4;
+  int64_t padded = (n_samples + hop - 1) / hop * hop;
+  if (padded < n_fft) padded = n_fft;
+  KR_TRY(make_room(line, kr_stft_n_frames(line->stft, padded)));
+  memcpy(line->wav, in, (size_t)n_samples * sizeof *in);
+  memset(line->wav + n_samples, 0, (size_t)(padded - n_samples) * sizeof *in);
+  KR_TRY(clean_window(line, line->wav, padded, line->wav));
+  memcpy(out, line->wav, (size_t)n_samples * sizeof *out);
+  return KRAIT_OK;
+}
+
+static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
+  const pk_timeline *line = timeline;
+  *denoiser = (kr_denoiser){.run = run_denoiser, .user = timeline, .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS};
+  return KRAIT_OK;
+}
+
+int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
+  pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
+  KR_CHECK(line, KRAIT_ERR_ARGUMENT, "krait_primeknet_forward: the session is NULL or of another model");
+  return kr_pk_forward(line->session, B, T, com_in, mag, pha, com);
+}
+
+static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  const kr_weight *input = kr_weights_find(golden, "golden.input_com");
+  const int64_t F = kr_primeknet_config(line->impl->net)->F;
+  KR_CHECK(input && input->n_dims == 4 && input->shape[0] >= 1 && input->shape[1] == F && input->shape[2] >= 1, KRAIT_ERR_WEIGHTS,
+           "the golden file has no golden.input_com of shape (B, %lld, T, 2)", (long long)F);
+  const int64_t B = input->shape[0], T = input->shape[2], n = B * F * T;
+  const float *in, *com, *mag;
+  KR_TRY(kr_weights_take_f32(golden, "golden.input_com", 4, (int64_t[]){B, F, T, 2}, &in));
+  KR_TRY(kr_weights_take_f32(golden, "golden.com", 4, (int64_t[]){B, F, T, 2}, &com));
+  KR_TRY(kr_weights_take_f32(golden, "golden.mag", 3, (int64_t[]){B, F, T}, &mag));
+  float *got = kr_alloc_array((size_t)n, 3 * sizeof *got);
+  KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
+  int32_t status = kr_pk_forward(line->session, B, T, in, got + 2 * n, NULL, got);
+  if (status >= 0) kr_verify_add("com", got, com, 2 * n, rows, n_rows, n_filled);
+  if (status >= 0) kr_verify_add("mag", got + 2 * n, mag, n, rows, n_rows, n_filled);
+  kr_free(got);
+  return status;
+}
+
+static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  const kr_weight *input = kr_weights_find(golden, "golden.wav_in");
+  if (!input) return KRAIT_OK;
+  const int64_t hop = kr_primeknet_config(line->impl->net)->fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0, n_out = n / hop * hop;
+  const float *in, *out;
+  KR_TRY(kr_weights_take_f32(golden, "golden.wav_in", 1, &n, &in));
+  KR_TRY(kr_weights_take_f32(golden, "golden.wav_out", 1, &n_out, &out));
+  float *got = kr_alloc_array((size_t)n_out, sizeof *got);
+  KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
+  int32_t status = clean_window(line, in, n, got);
+  if (status >= 0) kr_verify_add("wav", got, out, n_out, rows, n_rows, n_filled);
+  kr_free(got);
+  return status;
+}
+
+static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  KR_TRY(verify_spectra(timeline, golden, rows, n_rows, n_filled));
+  return verify_wav(timeline, golden, rows, n_rows, n_filled);
+}
+
+const kr_model_kind kr_model_primeknet = {"primeknet", takes, open_impl, close_impl, open_timeline, close_timeline, fill_denoiser, verify};

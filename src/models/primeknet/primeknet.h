@@ -1,0 +1,37 @@
+/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, packed weights, and the forward pass of a window. */
+#ifndef KR_PRIMEKNET_H
+#define KR_PRIMEKNET_H
+
+#include "config.h"
+#include "layers.h"
+
+enum { KR_PK_MAX_KERNELS = 16 };
+enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
+
+typedef struct kr_pk_config {
+  int32_t stage; /* KR_PK_* */
+  int causal;
+  int64_t fft_len, F, F2; /* F = fft_len/2+1 bins, F2 = (F-3)/2+1 after the encoder */
+  int64_t C, depth, n_blocks, n_time, n_freq;
+  int64_t hidden, layers;                     /* of the time network; layers only for GRU and LSTM */
+  int64_t d_state, d_conv, d_inner, dt_rank;  /* Mamba */
+  int32_t n_kernels;
+  int64_t kernels[KR_PK_MAX_KERNELS], max_kernel;
+  double sigmoid_beta;
+} kr_pk_config;
+
+typedef struct kr_primeknet kr_primeknet;
+typedef struct kr_pk_session kr_pk_session;
+
+/* The configuration that `model` ("primeknet_gru", ...) and `config` describe. */
+int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out);
+int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights, kr_primeknet **model);
+void kr_primeknet_close(kr_primeknet **model);
+const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
+
+int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session);
+void kr_pk_session_close(kr_pk_session **session);
+/* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
+int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com);
+
+#endif

@@ -1,0 +1,68 @@
+/* primeknet_forward.c: one window through the model (MODEL.md): input planes, encoder, blocks, decoders, output planes. */
+#include <math.h>
+
+#include "primeknet_session.h"
+#include "status.h"
+
+typedef struct plane_job {
+  const kr_pk_session *s;
+  const float *com_in;
+  float *mag, *pha, *com;
+} plane_job;
+
+/* (F, T, 2) -> magnitude and phase (T, F), without epsilons. */
+static void polar_range(void *user, int64_t begin, int64_t end, int worker) {
+  const plane_job *job = user;
+  const int64_t T = job->s->T, F = job->s->model->config.F;
+  (void)worker;
+  for (int64_t f = begin; f < end; f++)
+    for (int64_t t = 0; t < T; t++) {
+      float re = job->com_in[(f * T + t) * 2], im = job->com_in[(f * T + t) * 2 + 1];
+      job->s->mag[t * F + f] = sqrtf(re * re + im * im);
+      job->s->pha[t * F + f] = atan2f(im, re);
+    }
+}
+
+static void output_range(void *user, int64_t begin, int64_t end, int worker) {
+  const plane_job *job = user;
+  const int64_t T = job->s->T, F = job->s->model->config.F;
+  (void)worker;
+  for (int64_t f = begin; f < end; f++)
+    for (int64_t t = 0; t < T; t++) {
+      float mag = job->s->mag[t * F + f] * job->s->mask[t * F + f], pha = job->s->phase[t * F + f];
+      if (job->mag) job->mag[f * T + t] = mag;
+      if (job->pha) job->pha[f * T + t] = pha;
+      if (!job->com) continue;
+      job->com[(f * T + t) * 2] = mag * cosf(pha);
+      job->com[(f * T + t) * 2 + 1] = mag * sinf(pha);
+    }
+}
+
+static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
+  const kr_primeknet *m = s->model;
+  pk_map x;
+  kr_parallel(m->ctx, m->config.F, 8, polar_range, (void *)planes);
+  pk_encode(s, &x);
+  for (int64_t b = 0; b < m->config.n_blocks; b++) {
+    pk_time_stage(s, &m->blocks[b], &x);
+    pk_freq_stage(s, &m->blocks[b], &x);
+  }
+  pk_decode_mask(s, &x);
+  pk_decode_phase(s, &x);
+  kr_parallel(m->ctx, m->config.F, 8, output_range, (void *)planes);
+  for (int i = 0; i < s->n_threads; i++) KR_TRY(s->scratch[i].status);
+  return KRAIT_OK;
+}
+
+int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE, "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
+  KR_TRY(pk_session_prepare(s, T));
+  for (int i = 0; i < s->n_threads; i++) s->scratch[i].status = KRAIT_OK;
+  const int64_t plane = s->model->config.F * T;
+  for (int64_t b = 0; b < B; b++) {
+    plane_job planes = {s, com_in + b * plane * 2, mag ? mag + b * plane : NULL, pha ? pha + b * plane : NULL, com ? com + b * plane * 2 : NULL};
+    KR_TRY(forward_item(s, &planes));
+  }
+  return KRAIT_OK;
+}

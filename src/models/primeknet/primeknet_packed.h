@@ -1,0 +1,101 @@
+/* primeknet_packed.h: PrimeKnet's weights as the forward pass wants them: neighbouring linear maps multiplied together,
+ * affine parts of norms and the block's beta folded in, matrices packed, per-channel vectors padded to Cp (Ep, Hp for the
+ * inner widths). "(k, Cp)" means k rows of padded channels. */
+#ifndef KR_PRIMEKNET_PACKED_H
+#define KR_PRIMEKNET_PACKED_H
+
+#include "primeknet.h"
+
+enum { KR_PK_MAX_DEPTH = 16 };
+
+typedef struct pk_norm { /* instance norm and PReLU */
+  const float *weight, *bias, *slope; /* (Cp) */
+} pk_norm;
+
+typedef struct pk_dense { /* layer i of a dense block: I = (i + 1) C inputs, newest first */
+  const float *taps[KR_PK_MAX_DEPTH], *taps_bias[KR_PK_MAX_DEPTH]; /* per source: (9, Cp), (Cp) */
+  kr_panels mix;                                                   /* (i + 1) Cp -> C */
+  pk_norm norm;
+} pk_dense;
+
+typedef struct pk_attention { /* channel attention block */
+  kr_panels gate;                /* C -> 2C; gate form with the taps folded in when k is 1 */
+  const float *taps, *taps_bias; /* (k, 2Cp), (2Cp); NULL when k is 1 */
+  kr_panels attn, out;           /* C -> C */
+  int64_t k;
+} pk_attention;
+
+typedef struct pk_mamba {
+  kr_panels in;                  /* C -> x and z: columns 0..E-1 and Ep..Ep+E-1 */
+  const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
+  kr_panels x_proj;              /* E -> R + 2N */
+  kr_panels dt_proj;             /* R -> E */
+  const float *dt_bias, *A, *D;  /* (Ep), (E, N), (Ep) */
+  kr_panels out;                 /* E -> C */
+} pk_mamba;
+
+typedef struct pk_recurrent {
+  kr_panels *input, *hidden; /* per layer: C or H -> G Hp; H -> G Hp */
+  kr_panels out;             /* H -> C */
+} pk_recurrent;
+
+typedef struct pk_prime { /* group prime kernel FFN, one of J chunks */
+  kr_panels in, attn, out;                    /* C -> C each */
+  const float *attn_taps, *attn_taps_bias;    /* (k, Cp), (Cp) */
+  const float *conv_taps, *conv_taps_bias;
+  int64_t k;
+} pk_prime;
+
+typedef struct pk_time {
+  pk_attention attention;
+  pk_mamba mamba;
+  pk_recurrent recurrent;
+} pk_time;
+
+typedef struct pk_freq {
+  pk_attention attention;
+  pk_prime *prime; /* n_kernels */
+} pk_freq;
+
+typedef struct pk_block {
+  const float *beta_t, *beta_f; /* (Cp) */
+  pk_time *time;
+  pk_freq *freq;
+} pk_block;
+
+typedef struct pk_encoder {
+  const float *lift_w0, *lift_w1; /* (Cp): the columns for magnitude and phase; the bias cancels in the norm */
+  pk_norm lift_norm;
+  pk_dense *dense;
+  kr_panels down; /* 3 Cp -> C */
+  pk_norm down_norm;
+} pk_encoder;
+
+typedef struct pk_mask {
+  pk_dense *dense;
+  const float *even_w, *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
+  float bias, norm_weight, norm_bias, slope, last_weight, last_bias;
+  const float *sigmoid_slope; /* (F) */
+} pk_mask;
+
+typedef struct pk_phase {
+  pk_dense *dense;
+  kr_panels even, odd; /* 2 Cp -> C, C -> C */
+  pk_norm norm;
+  const float *real_w, *imag_w; /* (Cp) */
+  float real_b, imag_b;
+} pk_phase;
+
+struct kr_primeknet {
+  const krait_ctx *ctx;
+  const kr_layers *layers;
+  kr_pk_config config;
+  int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
+  pk_encoder encoder;
+  pk_block *blocks;
+  pk_mask mask;
+  pk_phase phase;
+  struct pk_chunk *storage; /* all of the above */
+};
+
+#endif

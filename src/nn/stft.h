@@ -1,0 +1,20 @@
+/* stft.h: the spectral front end: frames of n_fft samples, hop apart, periodic Hann window, centred with reflection; and the
+ * power-law compressed spectrum that PrimeKnet takes (MODEL.md section 1). */
+#ifndef KR_STFT_H
+#define KR_STFT_H
+
+#include <stdint.h>
+
+typedef struct kr_stft kr_stft;
+
+/* n_fft even. Not changed by use, but holds working memory: one thread at a time. */
+int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_stft **stft);
+void kr_stft_close(kr_stft **stft);
+int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples); /* 1 + n_samples / hop */
+
+/* wav (n) with n > n_fft / 2 -> com (F, T, 2): magnitude^power and phase as a complex number. */
+int32_t kr_stft_forward(kr_stft *stft, const float *wav, int64_t n_samples, double power, float *com);
+/* Magnitude^power and phase (F, T) -> wav ((T - 1) hop). */
+int32_t kr_stft_inverse(kr_stft *stft, const float *mag, const float *pha, int64_t n_frames, double power, float *wav);
+
+#endif

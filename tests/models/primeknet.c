@@ -1,0 +1,96 @@
+/* primeknet.c: the forward pass against recorded outputs of the PyTorch twin (tests/golden/primeknet, and the larger ones beside the
+ * project where they are), over instruction sets and thread counts; and weights that do not fit. */
+#include "test.h"
+
+#include <krait/model.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static krait_ctx *open_context(const char *caps, int32_t n_threads) {
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
+  krait_ctx *ctx = NULL;
+  assert_int_equal(krait_caps_parse(caps, &options.caps_mask), KRAIT_OK);
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+static void verify_pair(const char *caps, int32_t n_threads, const char *folder, const char *name, double wav_bound) {
+  char weights[512], golden[512];
+  snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
+  snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
+  krait_ctx *ctx = open_context(caps, n_threads);
+  krait_model_options options = {.size = sizeof options, .weights_path = weights};
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  krait_verify_row rows[4];
+  int32_t n_rows = 0;
+  if (krait_model_open(ctx, &options, &model) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  if (krait_verify(session, golden, rows, 4, &n_rows) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(n_rows, 3);
+  for (int i = 0; i < n_rows; i++) {
+    double bound = i == 2 ? wav_bound : 1e-5;
+    if (!(rows[i].rel_l2 <= bound)) fail_msg("%s, caps %s: %s is off by %.2e relative", name, caps, rows[i].name, rows[i].rel_l2);
+    if (i < 2 && !(rows[i].max_abs <= 2e-4)) fail_msg("%s, caps %s: %s is off by %.2e", name, caps, rows[i].name, rows[i].max_abs);
+  }
+  krait_session_close(&session);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+}
+
+static const char *const small[] = {"tiny-mamba", "tiny-mamba-causal", "odd-mamba", "tiny-gru", "tiny-lstm"};
+
+static void small_pairs_on_every_isa(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+    verify_pair("all", 2, GOLDEN, small[i], 1e-5);
+    verify_pair("-avx512,-avx512_bf16,-avx512_fp16", 1, GOLDEN, small[i], 1e-5);
+    verify_pair("cpu", 2, GOLDEN, small[i], 1e-5);
+  }
+}
+
+static void full_width_pairs(void **state) {
+  (void)state;
+  static const char *const names[] = {"mamba-test", "mamba-causal", "gru-test", "lstm-test"};
+  if (access(SHARED_GOLDEN, R_OK) != 0) {
+    print_message("no recorded pairs beside the project\n");
+    skip();
+  }
+  /* Their first frame is symmetric, so that the sign of rounding decides its phases: any other transform moves the waveform by percents. */
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) verify_pair("all", 0, SHARED_GOLDEN, names[i], 5e-2);
+}
+
+static void expect_refusal(const char *weights, const char *overrides, const char *words) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/%s", GOLDEN, weights);
+  krait_ctx *ctx = open_context("all", 1);
+  krait_model_options options = {.size = sizeof options, .weights_path = path, .overrides = overrides};
+  krait_model *model = NULL;
+  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS);
+  assert_null(model);
+  if (!strstr(krait_error_detail(), words)) fail_msg("'%s' does not say '%s'", krait_error_detail(), words);
+  krait_ctx_close(&ctx);
+}
+
+static void weights_that_do_not_fit(void **state) {
+  (void)state;
+  const char *file = "tiny-mamba.weights.safetensors";
+  expect_refusal(file, "causal=true", "dense_encoder.dense_block.dense_block.0.0.conv.weight");
+  expect_refusal(file, "dense_depth=3", "dense_encoder.dense_block.dense_block.3.0.weight");
+  expect_refusal(file, "mamba_d_state=4", "A_log");
+  expect_refusal(file, "model=primeknet_gru,gru_hidden_size=3", "gru.weight_ih_l0");
+  expect_refusal(file, "freq_block_kernel=[2]", "even");
+  expect_refusal(file, "fft_len=402", "multiple of 4");
+  expect_refusal(file, "dense_chanel=4", "dense_chanel");
+  expect_refusal(file, "model=primeknet_tcn", "primeknet_tcn");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(small_pairs_on_every_isa),
+      cmocka_unit_test(full_width_pairs),
+      cmocka_unit_test(weights_that_do_not_fit),
+  };
+  return cmocka_run_group_tests_name("primeknet", tests, NULL, NULL);
+}
