@@ -70,7 +70,8 @@ static int read_number(const kr_verb *verb, const kr_option *option, const char 
   long long whole = option->whole ? strtoll(text, &end, 10) : 0;
   double value = option->whole ? (double)whole : strtod(text, &end);
   if (end == text || *end || errno || !(value >= option->low && value <= option->high))
-    return kr_usage_error(verb->name, "--%s is '%s', not a %s from %.10g to %.10g", option->name, text, option->whole ? "whole number" : "number", option->low, option->high);
+    return kr_usage_error(verb->name, "--%s is '%s', not a %s from %.10g to %.10g", option->name, text,
+                          option->whole ? "whole number" : "number", option->low, option->high);
   if (option->whole) *option->whole = whole;
   else *option->real = value;
   return -1;
@@ -114,8 +115,10 @@ static const kr_option *find_option(const kr_verb *verb, int code) {
 }
 
 static int check_operands(const kr_verb *verb, int n) {
-  if (n < verb->min_operands) return kr_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand", verb->name, verb->operands);
-  if (verb->max_operands >= 0 && n > verb->max_operands) return kr_usage_error(verb->name, "%d operands, at most %d are taken", n, verb->max_operands);
+  if (n < verb->min_operands) return kr_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
+                                                    verb->name, verb->operands);
+  if (verb->max_operands >= 0 && n > verb->max_operands) return kr_usage_error(verb->name, "%d operands, at most %d are taken", n,
+                                                                               verb->max_operands);
   return -1;
 }
 
@@ -155,7 +158,8 @@ int kr_device_parse(const char *text, int32_t *device) {
 
 int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
   krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads};
-  if (kr_device_parse(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
+  if (kr_device_parse(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N",
+                                                                                run->device);
   int32_t status = run->caps ? krait_caps_parse(run->caps, &options.caps_mask) : KRAIT_OK;
   if (status == KRAIT_OK) status = krait_ctx_open(&options, ctx);
   return status < 0 ? kr_report(verb, status) + 1 : -1;

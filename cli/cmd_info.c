@@ -16,7 +16,8 @@ static json_t *rows_json(int32_t op, uint64_t caps) {
     uint64_t needs = krait_op_row_needs(op, row);
     char text[256];
     krait_caps_format(needs, text, sizeof text);
-    json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable", (needs & caps) == needs));
+    json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable",
+                                          (needs & caps) == needs));
   }
   return rows;
 }
@@ -33,15 +34,24 @@ static void print_program(const json_t *info) {
   const char *name;
   json_t *rows, *row;
   size_t i;
-  printf("krait %s\ncpu: %s\n\noperators and their rows, best first (those in brackets need what this CPU lacks):\n", krait_version(), json_string_value(json_object_get(info, "cpu_caps")));
+  printf("krait %s\ncpu: %s\n\noperators and their rows, best first (those in brackets need what this CPU lacks):\n", krait_version(),
+         json_string_value(json_object_get(info, "cpu_caps")));
   json_object_foreach(json_object_get(info, "ops"), name, rows) {
     printf("  %-24s", name);
-    json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]", json_string_value(json_object_get(row, "name")));
+    json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]",
+                                            json_string_value(json_object_get(row, "name")));
     printf("\n");
   }
 }
 
 /* ---- a file ----------------------------------------------------------------------------------------------------- */
+
+/* Text from the file, padded to width; control characters must not reach the terminal. */
+static void print_text(const char *text, int width) {
+  int n = 0;
+  for (; text[n]; n++) putchar((unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n]);
+  printf("%*s", n < width ? width - n : 0, "");
+}
 
 static void print_pairs(const char *title, const json_t *pairs) {
   const char *key;
@@ -50,23 +60,31 @@ static void print_pairs(const char *title, const json_t *pairs) {
   printf("\n%s:\n", title);
   json_object_foreach((json_t *)pairs, key, value) {
     char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
-    printf("  %-24s %s\n", key, text ? text : json_string_value(value));
+    printf("  ");
+    print_text(key, 24);
+    printf(" ");
+    print_text(text ? text : json_string_value(value), 0);
+    printf("\n");
     free(text);
   }
 }
 
 static void print_tensor(const json_t *tensor) {
   const json_t *shape = json_object_get(tensor, "shape");
-  printf("  %-56s %-9s (", json_string_value(json_object_get(tensor, "name")), json_string_value(json_object_get(tensor, "dtype")));
-  for (size_t i = 0; i < json_array_size(shape); i++) printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(json_array_get(shape, i)));
+  printf("  ");
+  print_text(json_string_value(json_object_get(tensor, "name")), 56);
+  printf(" %-9s (", json_string_value(json_object_get(tensor, "dtype")));
+  for (size_t i = 0; i < json_array_size(shape); i++)
+    printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(json_array_get(shape, i)));
   printf(")\n");
 }
 
 static void print_file(const json_t *info) {
   const json_t *tensors = json_object_get(info, "tensors");
   const char *model = json_string_value(json_object_get(info, "model"));
-  printf("format: %s\nmodel: %s\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_string_value(json_object_get(info, "format")),
-         model ? model : "not stated", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
+  printf("format: %s\nmodel: ", json_string_value(json_object_get(info, "format")));
+  print_text(model ? model : "not stated", 0);
+  printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
   print_pairs("configuration", json_object_get(info, "config"));
   print_pairs("metadata", json_object_get(info, "metadata"));
   printf("\ntensors:\n");

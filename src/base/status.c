@@ -54,6 +54,8 @@ static void keep(const char *origin, int64_t native, const char *tail, const cha
   char text[sizeof last_error.detail];
   int used = vsnprintf(text, sizeof text, format, list);
   if (tail && used >= 0 && (size_t)used < sizeof text) snprintf(text + used, sizeof text - (size_t)used, ": %s", tail);
+  for (char *c = text; *c; c++) /* names from hostile files must not command the terminal */
+    if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
   memcpy(last_error.detail, text, sizeof text);
   last_error.origin = origin;
   last_error.native = native;

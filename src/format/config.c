@@ -96,13 +96,15 @@ static size_t override_length(const char *text) {
   return i;
 }
 
-static int is_key_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-'; }
+static int is_key_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+                                  c == '.' || c == '-'; }
 
 static int32_t merge_override(kr_config *config, const char *text, size_t length) {
   const char *equals = memchr(text, '=', length);
   size_t key_length = equals ? (size_t)(equals - text) : 0;
   KR_CHECK(key_length > 0 && key_length < 64 && key_length + 1 < length, KRAIT_ERR_ARGUMENT, "'%.*s' is not key=value", (int)length, text);
-  for (size_t i = 0; i < key_length; i++) KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value", (int)key_length, text);
+  for (size_t i = 0; i < key_length; i++) KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value",
+                                                   (int)key_length, text);
   char label[96], key[64];
   snprintf(label, sizeof label, "the value of '%.*s'", (int)key_length, text);
   snprintf(key, sizeof key, "%.*s", (int)key_length, text);
@@ -174,7 +176,8 @@ int32_t kr_config_int(const kr_config *config, const char *key, int64_t fallback
   *value = fallback;
   if (!found) return KRAIT_OK;
   KR_CHECK(whole_number(found, value), KRAIT_ERR_WEIGHTS, "configuration: %s is not a whole number", key);
-  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS, "configuration: %s is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, *value, low, high);
+  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS, "configuration: %s is %" PRId64 ", not within %" PRId64 "..%" PRId64, key,
+           *value, low, high);
   return KRAIT_OK;
 }
 
@@ -219,7 +222,8 @@ int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, in
   KR_CHECK(count <= (size_t)max_n, KRAIT_ERR_WEIGHTS, "configuration: %s has %zu values, more than %d", key, count, max_n);
   for (size_t i = 0; i < count; i++) {
     KR_CHECK(whole_number(json_array_get(found, i), &values[i]), KRAIT_ERR_WEIGHTS, "configuration: %s[%zu] is not a whole number", key, i);
-    KR_CHECK(values[i] >= low && values[i] <= high, KRAIT_ERR_WEIGHTS, "configuration: %s[%zu] is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, i, values[i], low, high);
+    KR_CHECK(values[i] >= low && values[i] <= high, KRAIT_ERR_WEIGHTS,
+             "configuration: %s[%zu] is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, i, values[i], low, high);
   }
   *n = (int32_t)count;
   return KRAIT_OK;

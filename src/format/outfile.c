@@ -53,7 +53,8 @@ static int32_t create_temp(kr_outfile *file) {
     forget(file->temp_path);
     if (os_errno != EEXIST) return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create %s", file->path);
   }
-  return kr_fail(KRAIT_ERR_FILE_WRITE, "cannot create %s: %d left-over %s.part- files are in the way", file->path, MAX_ATTEMPTS, file->path);
+  return kr_fail(KRAIT_ERR_FILE_WRITE, "cannot create %s: %d left-over %s.part- files are in the way", file->path, MAX_ATTEMPTS,
+                 file->path);
 }
 
 static void release(kr_outfile *file) {

@@ -31,7 +31,8 @@ static int32_t bad(const kr_pickle *p, const char *what) {
 }
 
 static int32_t take(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
-  KR_CHECK(n <= p->n_bytes - p->at, KRAIT_ERR_FILE_READ, "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or lies", p->label, p->at, p->n_bytes);
+  KR_CHECK(n <= p->n_bytes - p->at, KRAIT_ERR_FILE_READ,
+           "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or lies", p->label, p->at, p->n_bytes);
   *bytes = p->bytes + p->at;
   p->at += (size_t)n;
   return KRAIT_OK;
@@ -147,13 +148,17 @@ static int32_t memo_get(kr_pickle *p, uint64_t index) {
 
 /* Modules that run code, start programs or reach the machine. No state of a training run needs them. */
 static const char *const unsafe_modules[] = {
-    "os", "posix", "nt", "subprocess", "sys", "importlib", "imp", "runpy", "shutil", "socket", "ctypes", "_ctypes", "cffi", "pty", "pdb", "bdb", "code", "codeop",
-    "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "operator", "_operator", "commands", "popen2", "multiprocessing", "threading", "_thread", "signal",
-    "webbrowser", "timeit", "profile", "cProfile", "trace", "platform", "pkgutil", "zipimport", "asyncio", "http", "urllib", "requests", "ftplib", "smtplib",
-    "pip", "setuptools", "distutils", "torch.hub", "torch.jit", "torch.utils.cpp_extension", "torch.package", "numpy.testing",
+    "os", "posix", "nt", "subprocess", "sys", "importlib", "imp", "runpy", "shutil", "socket", "ctypes", "_ctypes", "cffi", "pty", "pdb", "bdb",
+    "code", "codeop", "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "operator", "_operator", "commands", "popen2",
+    "multiprocessing", "threading", "_thread", "signal", "webbrowser", "timeit", "profile", "cProfile", "trace", "platform", "pkgutil",
+    "zipimport", "asyncio", "http", "urllib", "requests", "ftplib", "smtplib", "pip", "setuptools", "distutils", "torch.hub", "torch.jit",
+    "torch.utils.cpp_extension", "torch.package", "numpy.testing",
 };
 /* Of Python's builtins only types and constructors of plain data pass. */
-static const char *const safe_builtins[] = {"dict", "list", "tuple", "set", "frozenset", "int", "float", "complex", "bool", "str", "unicode", "long", "bytes", "bytearray", "object", "slice", "range", "xrange", "type", "Ellipsis", "NotImplemented"};
+static const char *const safe_builtins[] = {
+    "dict", "list", "tuple", "set", "frozenset", "int", "float", "complex", "bool", "str", "unicode", "long", "bytes", "bytearray", "object",
+    "slice", "range", "xrange", "type", "Ellipsis", "NotImplemented",
+};
 
 static int is_listed(const char *const *list, size_t n, const char *name, size_t length) {
   for (size_t i = 0; i < n; i++)
@@ -170,11 +175,12 @@ static int is_unsafe_module(const char *module, size_t length) {
 }
 
 static int32_t push_global(kr_pickle *p, const char *module, size_t module_length, const char *name, size_t name_length) {
-  int shown_module = module_length < MAX_GLOBAL_BYTES ? (int)module_length : MAX_GLOBAL_BYTES, shown_name = name_length < MAX_GLOBAL_BYTES ? (int)name_length : MAX_GLOBAL_BYTES;
+  int is_possible = module_length > 0 && module_length <= MAX_GLOBAL_BYTES && name_length > 0 && name_length <= MAX_GLOBAL_BYTES;
+  if (!is_possible) return bad(p, "a global's name of impossible length");
   int is_builtin = IS_LISTED(((const char *const[]){"builtins", "__builtin__"}), module, module_length);
   int is_unsafe = is_builtin ? !IS_LISTED(safe_builtins, name, name_length) : is_unsafe_module(module, module_length);
-  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle wants %.*s.%.*s, which could run code", p->label, shown_module, module, shown_name, name);
-  if (module_length > MAX_GLOBAL_BYTES || name_length > MAX_GLOBAL_BYTES || module_length == 0 || name_length == 0) return bad(p, "a global's name of impossible length");
+  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle wants %.*s.%.*s, which could run code", p->label, (int)module_length, module,
+           (int)name_length, name);
   kr_pickle_value *value;
   KR_TRY(push_new(p, KR_PICKLE_GLOBAL, &value));
   char text[2 * MAX_GLOBAL_BYTES + 1];
@@ -431,19 +437,22 @@ static const struct {
     ['J'] = {op_int, 4}, ['K'] = {op_int, 1}, ['M'] = {op_int, 2}, [0x8a] = {op_long, 1}, [0x8b] = {op_long, 4}, ['G'] = {op_float, 0},
     ['X'] = {op_text, 4}, [0x8c] = {op_text, 1}, [0x8d] = {op_text, 8}, ['U'] = {op_text, 1}, ['T'] = {op_text, 4},
     ['C'] = {op_bytes, 1}, ['B'] = {op_bytes, 4}, [0x8e] = {op_bytes, 8}, [0x96] = {op_bytes, 8},
-    [']'] = {op_empty, KR_PICKLE_LIST}, [')'] = {op_empty, KR_PICKLE_TUPLE}, ['}'] = {op_empty, KR_PICKLE_MAP}, [0x8f] = {op_empty, KR_PICKLE_SET},
-    ['('] = {op_mark, 0}, ['t'] = {op_marked, KR_PICKLE_TUPLE}, ['l'] = {op_marked, KR_PICKLE_LIST}, ['d'] = {op_marked, KR_PICKLE_MAP}, [0x91] = {op_marked, KR_PICKLE_SET},
-    [0x85] = {op_tuple, 1}, [0x86] = {op_tuple, 2}, [0x87] = {op_tuple, 3},
-    ['a'] = {op_append, 0}, ['e'] = {op_add_marked, KR_PICKLE_LIST}, ['s'] = {op_set_item, 0}, ['u'] = {op_add_marked, KR_PICKLE_MAP}, [0x90] = {op_add_marked, KR_PICKLE_SET},
-    ['0'] = {op_pop, 0}, ['1'] = {op_pop_mark, 0}, ['q'] = {op_put, 1}, ['r'] = {op_put, 4}, [0x94] = {op_memoize, 0}, ['h'] = {op_get, 1}, ['j'] = {op_get, 4},
-    ['c'] = {op_global, 0}, [0x93] = {op_stack_global, 0}, ['R'] = {op_call, 2}, [0x81] = {op_call, 2}, [0x92] = {op_call, 3}, ['b'] = {op_build, 0}, ['Q'] = {op_persistent, 0},
+    [']'] = {op_empty, KR_PICKLE_LIST}, [')'] = {op_empty, KR_PICKLE_TUPLE}, ['}'] = {op_empty, KR_PICKLE_MAP},
+    [0x8f] = {op_empty, KR_PICKLE_SET}, ['('] = {op_mark, 0}, ['t'] = {op_marked, KR_PICKLE_TUPLE}, ['l'] = {op_marked, KR_PICKLE_LIST},
+    ['d'] = {op_marked, KR_PICKLE_MAP}, [0x91] = {op_marked, KR_PICKLE_SET}, [0x85] = {op_tuple, 1}, [0x86] = {op_tuple, 2},
+    [0x87] = {op_tuple, 3}, ['a'] = {op_append, 0}, ['e'] = {op_add_marked, KR_PICKLE_LIST}, ['s'] = {op_set_item, 0},
+    ['u'] = {op_add_marked, KR_PICKLE_MAP}, [0x90] = {op_add_marked, KR_PICKLE_SET}, ['0'] = {op_pop, 0}, ['1'] = {op_pop_mark, 0},
+    ['q'] = {op_put, 1}, ['r'] = {op_put, 4}, [0x94] = {op_memoize, 0}, ['h'] = {op_get, 1}, ['j'] = {op_get, 4},
+    ['c'] = {op_global, 0}, [0x93] = {op_stack_global, 0}, ['R'] = {op_call, 2}, [0x81] = {op_call, 2}, [0x92] = {op_call, 3},
+    ['b'] = {op_build, 0}, ['Q'] = {op_persistent, 0},
 };
 
 static int32_t run(kr_pickle *p) {
   while (!p->result) {
     const unsigned char *code;
     KR_TRY(take(p, 1, &code));
-    KR_CHECK(opcodes[*code].run, KRAIT_ERR_FILE_FORMAT, "%s: its pickle uses opcode 0x%02x, which torch.save does not write", p->label, *code);
+    KR_CHECK(opcodes[*code].run, KRAIT_ERR_FILE_FORMAT, "%s: its pickle uses opcode 0x%02x, which torch.save does not write", p->label,
+             *code);
     KR_TRY(opcodes[*code].run(p, opcodes[*code].argument));
   }
   return KRAIT_OK;
@@ -465,7 +474,8 @@ int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *l
 const kr_pickle_value *kr_pickle_find(const kr_pickle_value *map, const char *key) {
   if (map->kind != KR_PICKLE_MAP && map->kind != KR_PICKLE_OBJECT) return NULL;
   for (int64_t i = map->n_items - 2; i >= 0; i -= 2)
-    if (map->items[i]->kind == KR_PICKLE_TEXT && map->items[i]->length == strlen(key) && memcmp(map->items[i]->text, key, map->items[i]->length) == 0) return map->items[i + 1];
+    if (map->items[i]->kind == KR_PICKLE_TEXT && map->items[i]->length == strlen(key) &&
+        memcmp(map->items[i]->text, key, map->items[i]->length) == 0) return map->items[i + 1];
   return NULL;
 }
 

@@ -20,8 +20,10 @@ static const struct {
   const char *name;
   int32_t dtype;
 } dtypes[] = {
-    {"F32", KRAIT_F32}, {"F16", KRAIT_F16}, {"BF16", KRAIT_BF16}, {"F64", KRAIT_F64}, {"I32", KRAIT_I32}, {"I64", KRAIT_I64}, {"C64", KRAIT_C64},
-    {"I16", KRAIT_I16}, {"I8", KRAIT_I8}, {"U8", KRAIT_U8}, {"BOOL", KRAIT_BOOL}, {"U16", KRAIT_U16}, {"U32", KRAIT_U32}, {"U64", KRAIT_U64},
+    {"F32", KRAIT_F32}, {"F16", KRAIT_F16}, {"BF16", KRAIT_BF16}, {"F64", KRAIT_F64}, {"I32", KRAIT_I32}, {"I64", KRAIT_I64}, {"C64",
+                                                                                                                               KRAIT_C64},
+    {"I16", KRAIT_I16}, {"I8", KRAIT_I8}, {"U8", KRAIT_U8}, {"BOOL", KRAIT_BOOL}, {"U16", KRAIT_U16}, {"U32", KRAIT_U32}, {"U64",
+                                                                                                                           KRAIT_U64},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -36,11 +38,13 @@ typedef struct kr_header {
 static int32_t read_shape(const kr_header *header, const char *name, const json_t *shape, kr_weight *item) {
   size_t n = json_array_size(shape);
   KR_CHECK(json_is_array(shape), KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has no list 'shape'", header->label, name);
-  KR_CHECK(n <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has %zu dimensions, more than %d", header->label, name, n, KR_WEIGHT_MAX_DIMS);
+  KR_CHECK(n <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has %zu dimensions, more than %d", header->label, name, n,
+           KR_WEIGHT_MAX_DIMS);
   item->n_dims = (int32_t)n;
   for (size_t i = 0; i < n; i++) {
     const json_t *size = json_array_get(shape, i);
-    KR_CHECK(json_is_integer(size) && json_integer_value(size) >= 0, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has a size that is not a count", header->label, name);
+    KR_CHECK(json_is_integer(size) && json_integer_value(size) >= 0, KRAIT_ERR_FILE_FORMAT,
+             "%s: tensor '%s' has a size that is not a count", header->label, name);
     item->shape[i] = json_integer_value(size);
   }
   return KRAIT_OK;
@@ -59,11 +63,15 @@ static int32_t read_dtype(const kr_header *header, const char *name, const json_
 
 static int32_t read_range(const kr_header *header, const json_t *offsets, kr_weight *item) {
   const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
-  KR_CHECK(json_array_size(offsets) == 2 && json_is_integer(first) && json_is_integer(last), KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has no pair 'data_offsets'", header->label, item->name);
+  KR_CHECK(json_array_size(offsets) == 2 && json_is_integer(first) && json_is_integer(last), KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' has no pair 'data_offsets'", header->label, item->name);
   int64_t begin = json_integer_value(first), end = json_integer_value(last);
-  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' lies at bytes %" PRId64 " to %" PRId64, header->label, item->name, begin, end);
-  KR_CHECK((uint64_t)end <= header->data_bytes, KRAIT_ERR_FILE_READ, "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or lies", header->label, item->name, end, header->data_bytes);
-  KR_CHECK((uint64_t)(end - begin) == item->bytes, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has %" PRId64 " bytes, its shape and type need %" PRIu64, header->label, item->name, end - begin, item->bytes);
+  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' lies at bytes %" PRId64 " to %" PRId64, header->label,
+           item->name, begin, end);
+  KR_CHECK((uint64_t)end <= header->data_bytes, KRAIT_ERR_FILE_READ,
+           "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or lies", header->label, item->name, end, header->data_bytes);
+  KR_CHECK((uint64_t)(end - begin) == item->bytes, KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' has %" PRId64 " bytes, its shape and type need %" PRIu64, header->label, item->name, end - begin, item->bytes);
   item->data = header->data + begin;
   return KRAIT_OK;
 }
@@ -103,8 +111,10 @@ static int32_t check_cover(const kr_header *header, const kr_weights *weights, c
   qsort(places, (size_t)weights->n_items, sizeof *places, compare_places);
   for (int64_t i = 0; i < weights->n_items; i++) {
     const unsigned char *begin = places[i]->data;
-    KR_CHECK(begin >= reached, KRAIT_ERR_FILE_FORMAT, "%s: tensors '%s' and '%s' overlap", header->label, places[i - (i > 0)]->name, places[i]->name);
-    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes in front of tensor '%s' belong to no tensor", header->label, begin - reached, places[i]->name);
+    KR_CHECK(begin >= reached, KRAIT_ERR_FILE_FORMAT, "%s: tensors '%s' and '%s' overlap", header->label, places[i - (i > 0)]->name,
+             places[i]->name);
+    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes in front of tensor '%s' belong to no tensor", header->label,
+             begin - reached, places[i]->name);
     reached = begin + places[i]->bytes;
   }
   uint64_t rest = header->data_bytes - (uint64_t)(reached - header->data);
@@ -133,12 +143,14 @@ int32_t kr_safetensors_read(const unsigned char *bytes, size_t n_bytes, const ch
   for (int i = LENGTH_BYTES - 1; i >= 0; i--) header_bytes = header_bytes << 8 | bytes[i];
   KR_CHECK(bytes[LENGTH_BYTES] == '{' && header_bytes >= 2 && header_bytes <= MAX_HEADER_BYTES, KRAIT_ERR_FILE_FORMAT,
            "%s is neither safetensors (header of %" PRIu64 " bytes) nor a PyTorch file", label, header_bytes);
-  KR_CHECK(header_bytes <= n_bytes - LENGTH_BYTES, KRAIT_ERR_FILE_READ, "%s: the header has %" PRIu64 " bytes, the file only %zu; it is truncated", label, header_bytes, n_bytes);
+  KR_CHECK(header_bytes <= n_bytes - LENGTH_BYTES, KRAIT_ERR_FILE_READ,
+           "%s: the header has %" PRIu64 " bytes, the file only %zu; it is truncated", label, header_bytes, n_bytes);
   json_error_t error;
   json_t *root = json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)header_bytes, JSON_REJECT_DUPLICATES, &error);
   KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: the header is not JSON: %s (byte %d)", label, error.text, error.position);
   const kr_header header = {label, bytes + LENGTH_BYTES + header_bytes, n_bytes - LENGTH_BYTES - header_bytes};
-  int32_t status = json_is_object(root) ? read_entries(&header, root, weights) : kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: the header is not an object", label);
+  int32_t status = json_is_object(root) ? read_entries(&header, root, weights) : kr_fail(KRAIT_ERR_FILE_FORMAT,
+                                                                                         "%s: the header is not an object", label);
   json_decref(root);
   return status;
 }
@@ -160,7 +172,8 @@ static json_t *entry_of(const kr_weight *item, uint64_t begin) {
     json_decref(shape);
     return NULL;
   }
-  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->dtype), "shape", shape, "data_offsets", (json_int_t)begin, (json_int_t)(begin + item->bytes));
+  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->dtype), "shape", shape, "data_offsets", (json_int_t)begin,
+                   (json_int_t)(begin + item->bytes));
 }
 
 /* Wide elements first, otherwise in the given order: so every tensor is aligned. Calls put for each; returns the total. */
@@ -176,7 +189,8 @@ static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, v
   return 0;
 }
 
-static int put_entry(void *user, const kr_weight *item, uint64_t begin) { return json_object_set_new(user, item->name, entry_of(item, begin)); }
+static int put_entry(void *user, const kr_weight *item, uint64_t begin) { return json_object_set_new(user, item->name,
+                                                                                                     entry_of(item, begin)); }
 
 static int put_data(void *user, const kr_weight *item, uint64_t begin) {
   (void)begin;
@@ -223,7 +237,8 @@ static int32_t write_file(const char *path, const char *header, const kr_weight 
 
 int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n_items, const kr_metadata *metadata, int64_t n_metadata) {
   for (int64_t i = 0; i < n_items; i++)
-    KR_CHECK(dtype_name(items[i].dtype), KRAIT_ERR_DTYPE, "tensor '%s' is %s, which safetensors does not hold", items[i].name, krait_dtype_name(items[i].dtype));
+    KR_CHECK(dtype_name(items[i].dtype), KRAIT_ERR_DTYPE, "tensor '%s' is %s, which safetensors does not hold", items[i].name,
+             krait_dtype_name(items[i].dtype));
   char *header = header_text(items, n_items, metadata, n_metadata);
   KR_CHECK(header, KRAIT_ERR_NO_MEMORY, "%s: no memory for the header, or a name is not UTF-8", path);
   int32_t status = write_file(path, header, items, n_items);

@@ -44,7 +44,8 @@ static int32_t open_zip(kr_torch *torch, const unsigned char *bytes, size_t n_by
   zip_source_t *source = zip_source_buffer_create(bytes, n_bytes, 0, &error);
   torch->zip = source ? zip_open_from_source(source, ZIP_RDONLY, &error) : NULL;
   if (!torch->zip) {
-    kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: not a readable zip (%s); the file is truncated or damaged", torch->label, zip_error_strerror(&error));
+    kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: not a readable zip (%s); the file is truncated or damaged", torch->label,
+            zip_error_strerror(&error));
     zip_source_free(source);
   }
   zip_error_fini(&error);
@@ -54,9 +55,12 @@ static int32_t open_zip(kr_torch *torch, const unsigned char *bytes, size_t n_by
 /* The whole entry in memory of the weights (or of arena, where given). */
 static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, const unsigned char **bytes, uint64_t *n_bytes) {
   zip_stat_t info;
-  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && info.valid & ZIP_STAT_SIZE && info.name, KRAIT_ERR_FILE_FORMAT, "%s: an entry of the zip is damaged", torch->label);
-  KR_CHECK(info.comp_method == ZIP_CM_STORE && info.encryption_method == ZIP_EM_NONE, KRAIT_ERR_FILE_FORMAT, "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save", torch->label, info.name);
-  KR_CHECK(info.size <= torch->read_budget_bytes, KRAIT_ERR_FILE_FORMAT, "%s: the entries of the zip claim more bytes than the file has (at %s)", torch->label, info.name);
+  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && info.valid & ZIP_STAT_SIZE && info.name, KRAIT_ERR_FILE_FORMAT,
+           "%s: an entry of the zip is damaged", torch->label);
+  KR_CHECK(info.comp_method == ZIP_CM_STORE && info.encryption_method == ZIP_EM_NONE, KRAIT_ERR_FILE_FORMAT,
+           "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save", torch->label, info.name);
+  KR_CHECK(info.size <= torch->read_budget_bytes, KRAIT_ERR_FILE_FORMAT,
+           "%s: the entries of the zip claim more bytes than the file has (at %s)", torch->label, info.name);
   torch->read_budget_bytes -= info.size;
   unsigned char *copy = kr_arena_try(arena, (size_t)info.size + 1);
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for entry %s", torch->label, info.name);
@@ -69,7 +73,8 @@ static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, 
 #ifdef KR_FUZZ
   is_whole = 1; /* else no mutation would get past the checksum */
 #endif
-  KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again", torch->label, info.name);
+  KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again", torch->label,
+           info.name);
   *bytes = copy;
   *n_bytes = info.size;
   return KRAIT_OK;
@@ -104,7 +109,8 @@ static int32_t check_byte_order(kr_torch *torch, kr_arena *arena) {
   uint64_t n_bytes;
   if (index < 0) return KRAIT_OK; /* older than torch 2.1: written on little-endian machines */
   KR_TRY(read_entry(torch, (zip_uint64_t)index, arena, &bytes, &n_bytes));
-  KR_CHECK(n_bytes == 6 && memcmp(bytes, "little", 6) == 0, KRAIT_ERR_FILE_FORMAT, "%s: byteorder is '%.16s'; load it with PyTorch and save it on a little-endian machine", torch->label, (const char *)bytes);
+  KR_CHECK(n_bytes == 6 && memcmp(bytes, "little", 6) == 0, KRAIT_ERR_FILE_FORMAT,
+           "%s: byteorder is '%.16s'; load it with PyTorch and save it on a little-endian machine", torch->label, (const char *)bytes);
   return KRAIT_OK;
 }
 
@@ -119,12 +125,15 @@ static int calls(const kr_pickle_value *value, const char *name) { return strcmp
 
 static int is_map(const kr_pickle_value *value) { return value->kind == KR_PICKLE_MAP || calls(value, "collections.OrderedDict"); }
 
-static const kr_pickle_value *argument(const kr_pickle_value *call, int64_t i) { return i < call->args->n_items ? call->args->items[i] : NULL; }
+static const kr_pickle_value *argument(const kr_pickle_value *call, int64_t i) {
+  return i < call->args->n_items ? call->args->items[i] : NULL;
+}
 
 /* Looks through nn.Parameter and torch.Size: both wrap their first argument. */
 static const kr_pickle_value *unwrap(const kr_pickle_value *value) {
   for (int depth = 0; depth < MAX_NESTED && value; depth++) {
-    if (!calls(value, "torch._utils._rebuild_parameter") && !calls(value, "torch._utils._rebuild_parameter_with_state") && !calls(value, "torch.Size")) break;
+    if (!calls(value, "torch._utils._rebuild_parameter") && !calls(value, "torch._utils._rebuild_parameter_with_state") &&
+        !calls(value, "torch.Size")) break;
     value = argument(value, 0);
   }
   return value;
@@ -136,7 +145,8 @@ static int is_tensor(const kr_pickle_value *value) {
 }
 
 static int32_t refuse_call(const kr_torch *torch, const char *where, const kr_pickle_value *value) {
-  return kr_fail(KRAIT_ERR_UNSAFE, "%s: %s is made by calling %s, which krait does not do; save model.state_dict() instead", torch->label, where, callee_of(value));
+  return kr_fail(KRAIT_ERR_UNSAFE, "%s: %s is made by calling %s, which krait does not do; save model.state_dict() instead", torch->label,
+                 where, callee_of(value));
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
@@ -145,8 +155,9 @@ static int32_t dtype_of_storage(const char *name) {
   static const struct {
     const char *name;
     int32_t dtype;
-  } names[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16}, {"BFloat16", KRAIT_BF16}, {"Double", KRAIT_F64}, {"Long", KRAIT_I64}, {"Int", KRAIT_I32},
-               {"Short", KRAIT_I16}, {"Char", KRAIT_I8}, {"Byte", KRAIT_U8}, {"Bool", KRAIT_BOOL}, {"ComplexFloat", KRAIT_C64}};
+  } names[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16}, {"BFloat16", KRAIT_BF16}, {"Double", KRAIT_F64}, {"Long", KRAIT_I64},
+               {"Int", KRAIT_I32},   {"Short", KRAIT_I16}, {"Char", KRAIT_I8},      {"Byte", KRAIT_U8},   {"Bool", KRAIT_BOOL},
+               {"ComplexFloat", KRAIT_C64}};
   char full[64];
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     snprintf(full, sizeof full, "torch.%sStorage", names[i].name);
@@ -157,19 +168,21 @@ static int32_t dtype_of_storage(const char *name) {
 
 static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_storage **storage) {
   char name[128];
-  KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a storage with an impossible name", torch->label);
+  KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a storage with an impossible name",
+           torch->label);
   snprintf(name, sizeof name, "data/%s", key->text);
   zip_int64_t index = find_entry(torch, name);
   KR_CHECK(index >= 0, KRAIT_ERR_FILE_READ, "%s: entry %s/%s is missing; the file is damaged", torch->label, torch->prefix, name);
   *storage = &torch->storages[index];
-  return (*storage)->bytes ? KRAIT_OK : read_entry(torch, (zip_uint64_t)index, torch->weights->owned, &(*storage)->bytes, &(*storage)->n_bytes);
+  if ((*storage)->bytes) return KRAIT_OK;
+  return read_entry(torch, (zip_uint64_t)index, torch->weights->owned, &(*storage)->bytes, &(*storage)->n_bytes);
 }
 
 /* ('storage', torch.FloatStorage, '0', 'cpu', n_elements) */
 static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32_t *dtype, kr_storage **storage) {
   const kr_pickle_value *id = value && value->kind == KR_PICKLE_PERSISTENT ? value->callee : NULL;
-  int is_id = id && id->kind == KR_PICKLE_TUPLE && id->n_items >= 5 && id->items[0]->kind == KR_PICKLE_TEXT && strcmp(id->items[0]->text, "storage") == 0 &&
-              id->items[1]->kind == KR_PICKLE_GLOBAL && id->items[2]->kind == KR_PICKLE_TEXT;
+  int is_id = id && id->kind == KR_PICKLE_TUPLE && id->n_items >= 5 && id->items[0]->kind == KR_PICKLE_TEXT &&
+              strcmp(id->items[0]->text, "storage") == 0 && id->items[1]->kind == KR_PICKLE_GLOBAL && id->items[2]->kind == KR_PICKLE_TEXT;
   KR_CHECK(is_id, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a storage", torch->label);
   *dtype = dtype_of_storage(id->items[1]->text);
   KR_CHECK(*dtype >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor of type %s, which krait does not read", torch->label, id->items[1]->text);
@@ -178,9 +191,11 @@ static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32
 
 static int32_t read_sizes(const kr_torch *torch, const kr_pickle_value *value, int64_t sizes[KR_WEIGHT_MAX_DIMS], int32_t *n) {
   value = value ? unwrap(value) : NULL;
-  KR_CHECK(value && value->kind == KR_PICKLE_TUPLE && value->n_items <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a shape, or of more than %d dimensions", torch->label, KR_WEIGHT_MAX_DIMS);
+  KR_CHECK(value && value->kind == KR_PICKLE_TUPLE && value->n_items <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT,
+           "%s: a tensor without a shape, or of more than %d dimensions", torch->label, KR_WEIGHT_MAX_DIMS);
   for (int64_t i = 0; i < value->n_items; i++) {
-    KR_CHECK(value->items[i]->kind == KR_PICKLE_INT && value->items[i]->whole >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor with a size or stride that is not a count", torch->label);
+    KR_CHECK(value->items[i]->kind == KR_PICKLE_INT && value->items[i]->whole >= 0, KRAIT_ERR_FILE_FORMAT,
+             "%s: a tensor with a size or stride that is not a count", torch->label);
     sizes[i] = value->items[i]->whole;
   }
   *n = (int32_t)value->n_items;
@@ -197,7 +212,8 @@ static int is_within(const kr_weight *item, const kr_strided *view, uint64_t sto
   int64_t last = view->offset, step, width = (int64_t)krait_dtype_bytes(item->dtype), end;
   for (int32_t i = 0; i < item->n_dims; i++)
     if (__builtin_mul_overflow(item->shape[i] - 1, view->stride[i], &step) || __builtin_add_overflow(last, step, &last)) return 0;
-  return view->offset >= 0 && !__builtin_add_overflow(last, 1, &end) && !__builtin_mul_overflow(end, width, &end) && (uint64_t)end <= storage_bytes;
+  if (view->offset < 0 || __builtin_add_overflow(last, 1, &end) || __builtin_mul_overflow(end, width, &end)) return 0;
+  return (uint64_t)end <= storage_bytes;
 }
 
 static int is_contiguous(const kr_weight *item, const int64_t *stride) {
@@ -225,7 +241,9 @@ static void copy_strided(const kr_weight *item, const kr_strided *view, unsigned
 }
 
 static int32_t make_contiguous(kr_torch *torch, kr_weight *item, const kr_strided *view) {
-  KR_CHECK(item->bytes <= torch->copy_budget_bytes, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' is an expanded view, or the strided ones need more memory than the file has; call .contiguous() before saving", torch->label, item->name);
+  KR_CHECK(item->bytes <= torch->copy_budget_bytes, KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' is an expanded view, or strided copies need more memory than the file has; call .contiguous() before saving",
+           torch->label, item->name);
   torch->copy_budget_bytes -= item->bytes;
   unsigned char *copy = kr_arena_try(torch->weights->owned, (size_t)item->bytes);
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for tensor '%s'", torch->label, item->name);
@@ -244,14 +262,16 @@ static int32_t read_tensor(kr_torch *torch, const char *name, const kr_pickle_va
   KR_TRY(find_storage(torch, argument(call, 0), &item->dtype, &storage));
   KR_TRY(read_sizes(torch, argument(call, 2), item->shape, &item->n_dims));
   KR_TRY(read_sizes(torch, argument(call, 3), view.stride, &n_strides));
-  KR_CHECK(offset && offset->kind == KR_PICKLE_INT && n_strides == item->n_dims, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has no offset, or not one stride per size", torch->label, name);
+  KR_CHECK(offset && offset->kind == KR_PICKLE_INT && n_strides == item->n_dims, KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' has no offset, or not one stride per size", torch->label, name);
   int32_t status = kr_shape_bytes(item->n_dims, item->shape, item->dtype, &item->bytes);
   if (status < 0) return kr_fail(status, "%s: tensor '%s' has %s", torch->label, name, krait_error_detail());
   view.storage = storage->bytes;
   view.offset = offset->whole;
   item->data = storage->bytes;
   if (item->bytes == 0) return KRAIT_OK;
-  KR_CHECK(is_within(item, &view, storage->n_bytes), KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' reaches outside its storage of %" PRIu64 " bytes", torch->label, name, storage->n_bytes);
+  KR_CHECK(is_within(item, &view, storage->n_bytes), KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' reaches outside its storage of %" PRIu64 " bytes", torch->label, name, storage->n_bytes);
   if (!is_contiguous(item, view.stride)) return make_contiguous(torch, item, &view);
   item->data = storage->bytes + (size_t)view.offset * krait_dtype_bytes(item->dtype);
   return KRAIT_OK;
@@ -280,14 +300,16 @@ static int32_t find_state(const kr_torch *torch, const kr_pickle_value *root, co
 static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
   for (int64_t i = 0; i + 1 < state->n_items; i += 2) {
     const kr_pickle_value *key = state->items[i], *value = unwrap(state->items[i + 1]);
-    KR_CHECK(key->kind == KR_PICKLE_TEXT && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a name", torch->label);
+    KR_CHECK(key->kind == KR_PICKLE_TEXT && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a name",
+             torch->label);
     if (!value || value->kind != KR_PICKLE_OBJECT || is_map(value)) continue;
     if (!is_tensor(value)) return refuse_call(torch, key->text, value);
     kr_weight item;
     KR_TRY(read_tensor(torch, key->text, value, &item));
     KR_TRY(kr_weights_add(torch->weights, &item));
   }
-  KR_CHECK(torch->weights->n_items, KRAIT_ERR_FILE_FORMAT, "%s: no tensors under 'model', 'state_dict', 'model_state_dict', 'generator' or at the top", torch->label);
+  KR_CHECK(torch->weights->n_items, KRAIT_ERR_FILE_FORMAT,
+           "%s: no tensors under 'model', 'state_dict', 'model_state_dict', 'generator' or at the top", torch->label);
   return KRAIT_OK;
 }
 
@@ -307,7 +329,9 @@ static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
 }
 
 int32_t kr_torch_file_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
-  KR_CHECK(memcmp(bytes, "PK\3\4", 4) == 0, KRAIT_ERR_FILE_FORMAT, "%s: a bare pickle, as PyTorch before 1.6 wrote; load it with PyTorch and save it again: torch.save(torch.load(f, weights_only=True), g)", label);
+  KR_CHECK(memcmp(bytes, "PK\3\4", 4) == 0, KRAIT_ERR_FILE_FORMAT,
+           "%s: a bare pickle, as PyTorch before 1.6 wrote; load it with PyTorch and save it again: "
+           "torch.save(torch.load(f, weights_only=True), g)", label);
   kr_torch torch = {.label = label, .weights = weights, .read_budget_bytes = n_bytes, .copy_budget_bytes = n_bytes};
   KR_TRY(open_zip(&torch, bytes, n_bytes));
   kr_arena *arena = kr_arena_open();

@@ -73,7 +73,8 @@ int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
 
 int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char *value) {
   kr_metadata pair = {kr_arena_copy(weights->owned, key, strlen(key)), kr_arena_copy(weights->owned, value, strlen(value))};
-  kr_metadata *list = !kr_arena_failed(weights->owned) ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity, sizeof *list) : NULL;
+  kr_metadata *list = !kr_arena_failed(weights->owned) ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity,
+                                                              sizeof *list) : NULL;
   KR_CHECK(list, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
   weights->metadata = list;
   list[weights->n_metadata++] = pair;
@@ -102,7 +103,8 @@ int32_t kr_weights_finish(kr_weights *weights, const char *label) {
   }
   qsort(weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
   for (int64_t i = 1; i < weights->n_items; i++)
-    KR_CHECK(strcmp(weights->by_name[i - 1]->name, weights->by_name[i]->name) != 0, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' appears twice", label, weights->by_name[i]->name);
+    KR_CHECK(strcmp(weights->by_name[i - 1]->name, weights->by_name[i]->name) != 0, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' appears twice",
+             label, weights->by_name[i]->name);
   return KRAIT_OK;
 }
 
@@ -186,7 +188,8 @@ int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t
   KR_CHECK(item, KRAIT_ERR_WEIGHTS, "tensor '%s' of shape %s is missing", name, wanted);
   int is_same = item->n_dims == n_dims;
   for (int32_t i = 0; is_same && i < n_dims; i++) is_same = item->shape[i] == shape[i];
-  KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration wants %s", name, kr_shape_format(item->n_dims, item->shape, found, sizeof found), wanted);
+  KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration wants %s", name,
+           kr_shape_format(item->n_dims, item->shape, found, sizeof found), wanted);
   KR_CHECK(item->dtype == KRAIT_F32, KRAIT_ERR_WEIGHTS, "tensor '%s' is %s, not float32", name, krait_dtype_name(item->dtype));
   *data = item->data;
   return KRAIT_OK;

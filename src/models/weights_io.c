@@ -35,7 +35,8 @@ static json_t *tensors_json(const kr_weights *weights, int64_t *n_params, int *f
     const kr_weight *item = kr_weights_at(weights, i);
     json_t *shape = json_array();
     for (int32_t d = 0; d < item->n_dims; d++) *failed |= json_array_append_new(shape, json_integer(item->shape[d]));
-    *failed |= json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
+    *failed |= json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape",
+                                                     shape));
     *n_params += count_params(item);
   }
   return list;
@@ -85,7 +86,8 @@ static int32_t write_converted(const kr_weights *weights, const kr_config *confi
   if (strcmp(values, "{}") != 0) metadata[n++] = (kr_metadata){"config", values};
   for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++)
     if (!is_configuration(kr_weights_metadata_at(weights, i)->key)) metadata[n++] = *kr_weights_metadata_at(weights, i);
-  int32_t status = kr_safetensors_write(out_path, kr_weights_count(weights) ? kr_weights_at(weights, 0) : NULL, kr_weights_count(weights), metadata, n);
+  int32_t status = kr_safetensors_write(out_path, kr_weights_count(weights) ? kr_weights_at(weights, 0) : NULL, kr_weights_count(weights),
+                                        metadata, n);
   kr_free(metadata);
   return status;
 }
@@ -97,7 +99,8 @@ int32_t krait_weights_convert(const char *in_path, const char *out_path, const c
   KR_TRY(kr_weights_open(in_path, &weights));
   int32_t status = kr_config_open(weights, config_path, overrides, &config);
   char *values = status == KRAIT_OK ? kr_config_json(config) : NULL;
-  if (status == KRAIT_OK) status = values ? write_converted(weights, config, values, out_path) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
+  if (status == KRAIT_OK) status = values ? write_converted(weights, config, values, out_path) : kr_fail(KRAIT_ERR_NO_MEMORY,
+                                                                                                         "no memory for the configuration");
   kr_free(values);
   kr_config_close(&config);
   kr_weights_close(&weights);

@@ -23,7 +23,14 @@ static void detail_may_quote_the_old_detail(void **state) {
   assert_int_equal(krait_error_native(), 2);
 }
 
+static void control_characters_do_not_pass(void **state) {
+  (void)state;
+  kr_fail(KRAIT_ERR_FILE_FORMAT, "tensor '%s'", "a\x1b[2J\nb\x7f\xc3\xa9");
+  assert_string_equal(krait_error_detail(), "tensor 'a?[2J?b?\xc3\xa9'");
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_status_has_a_text), cmocka_unit_test(detail_may_quote_the_old_detail)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_status_has_a_text), cmocka_unit_test(detail_may_quote_the_old_detail),
+                                     cmocka_unit_test(control_characters_do_not_pass)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

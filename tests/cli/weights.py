@@ -41,6 +41,10 @@ with tempfile.TemporaryDirectory() as folder:
               {k: v for k, v in meta.items() if k not in ("model", "config")}, f"{path.name}: other metadata survive")
 
     good = path
+    evil = json.dumps({"__metadata__": {"k\x1b": "\x1b[2J"}, "a\x1b]0;x\x07\n": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    out.write_bytes(struct.pack("<Q", len(evil)) + evil)
+    check(b"\x1b" not in krait("info", out).stdout and b"\x07" not in krait("info", out).stdout, "no escape sequences reach the terminal")
+    out.write_bytes(good.read_bytes())
     before = out.read_bytes()
     check_error(1, "cannot open", "info", pathlib.Path(folder) / "missing.safetensors")
     bad = pathlib.Path(folder) / "bad.safetensors"

@@ -57,7 +57,8 @@ static void layouts_are_understood(void **state) {
     assert_int_equal(bool_of(config, "causal"), 1);
     assert_int_equal(kr_config_ints(config, "freq_block_kernel", 1, 99, 4, kernels, &n), KRAIT_OK);
     assert_true(n == 2 && kernels[0] == 3 && kernels[1] == 11);
-    assert_int_equal(kr_config_check_keys(config, (const char *const[]){"fft_len", "sigmoid_beta", "causal", "freq_block_kernel"}, 4), KRAIT_OK);
+    assert_int_equal(kr_config_check_keys(config, (const char *const[]){"fft_len", "sigmoid_beta", "causal", "freq_block_kernel"}, 4),
+                     KRAIT_OK);
     kr_config_close(&config);
   }
 }
@@ -126,7 +127,8 @@ static void bad_texts_are_refused(void **state) {
   const struct {
     const char *text, *words;
   } bad[] = {
-      {"a: b: c\n", "not YAML"}, {"- 1\n- 2\n", "not a configuration"}, {"a: 1\na: 2\n", "twice"}, {wide, "aliases"}, {deep, "nested too deeply"},
+      {"a: b: c\n", "not YAML"}, {"- 1\n- 2\n", "not a configuration"}, {"a: 1\na: 2\n", "twice"}, {wide, "aliases"}, {deep,
+                                                                                                                       "nested too deeply"},
       {"? [1, 2]\n: 3\n", "key that is not plain"}, {"--- 1\n--- 2\n", "more than one document"}, {"a: \xff\n", "not YAML"},
       {"model:\n  param: 7\n", "'param' is not a section"}, {"model: [1]\n", "name is not a text"}, {"just words", "not a configuration"},
       {"a: !!python/object/apply:os.system [ls]\n", "tags"}, {"a: !!str 3\n", "tags"}, {"a: !x {}\n", "tags"},

@@ -70,16 +70,20 @@ static void code_is_refused(void **state) {
   (void)state;
   static const struct {
     const char *module, *name;
-  } unsafe[] = {{"os", "system"}, {"posix", "system"}, {"nt", "system"}, {"subprocess", "Popen"}, {"builtins", "eval"}, {"__builtin__", "exec"},
-                {"builtins", "getattr"}, {"builtins", "__import__"}, {"importlib", "import_module"}, {"os.path", "join"}, {"torch.hub", "load"},
-                {"torch.utils.cpp_extension", "load"}, {"pickle", "loads"}, {"operator", "attrgetter"}, {"runpy", "_run_code"}, {"numpy.testing._private.utils", "runstring"}};
+  } unsafe[] = {{"os", "system"}, {"posix", "system"}, {"nt", "system"}, {"subprocess", "Popen"}, {"builtins", "eval"}, {"__builtin__",
+                                                                                                                         "exec"},
+                {"builtins", "getattr"}, {"builtins", "__import__"}, {"importlib", "import_module"}, {"os.path", "join"}, {"torch.hub",
+                                                                                                                           "load"},
+                {"torch.utils.cpp_extension", "load"}, {"pickle", "loads"}, {"operator", "attrgetter"}, {"runpy",
+                                                                                                         "_run_code"}, {"numpy.testing._private.utils", "runstring"}};
   for (size_t i = 0; i < sizeof unsafe / sizeof *unsafe; i++) {
     char text[256], full[128];
     int n = snprintf(text, sizeof text, "\x80\2c%s\n%s\n(X\4%c%c%cls /tR.", unsafe[i].module, unsafe[i].name, 0, 0, 0);
     snprintf(full, sizeof full, "%s.%s", unsafe[i].module, unsafe[i].name);
     assert_int_equal(read_bytes(text, (size_t)n), KRAIT_ERR_UNSAFE);
     assert_refused(KRAIT_ERR_UNSAFE, full);
-    n = snprintf(text, sizeof text, "\x80\4\x8c%c%s\x8c%c%s\x93.", (int)strlen(unsafe[i].module), unsafe[i].module, (int)strlen(unsafe[i].name), unsafe[i].name);
+    n = snprintf(text, sizeof text, "\x80\4\x8c%c%s\x8c%c%s\x93.", (int)strlen(unsafe[i].module), unsafe[i].module,
+                 (int)strlen(unsafe[i].name), unsafe[i].name);
     assert_int_equal(read_bytes(text, (size_t)n), KRAIT_ERR_UNSAFE);
   }
   assert_int_equal(READ("\x80\2cbuiltins\ndict\n)R."), KRAIT_OK);

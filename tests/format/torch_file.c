@@ -121,7 +121,8 @@ static void failing_allocations_are_reported(void **state) {
   const char *const paths[] = {GOLDEN "odd.pt", GOLDEN "odd.safetensors", "tests/golden/primeknet/tiny-gru.weights.safetensors"};
   (void)state;
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 1);
-  json_set_alloc_funcs(kr_alloc, kr_free); /* jansson calls some of its failures syntax errors and loses text in others: no leak, no crash */
+  json_set_alloc_funcs(kr_alloc,
+                       kr_free); /* jansson calls some of its failures syntax errors and loses text in others: no leak, no crash */
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 0);
 }
 
