@@ -13,6 +13,9 @@ build: setup ## build the program: build/krait
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
 	@ninja -C $(BUILD)
 
+demo: build ## enhance the bundled noisy recording; results in demo-output
+	@tools/demo $(BUILD)
+
 test: build ## run every test; one summary at the end
 	@tools/run-tests $(BUILD)
 

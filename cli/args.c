@@ -21,7 +21,7 @@ int kr_usage_error(const char *verb, const char *format, ...) {
 }
 
 int kr_report(const char *verb, int32_t status) {
-  const char *detail = krait_error_detail(), *cure = krait_status_cure(status);
+  const char *detail = krait_error_detail(), *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
   fprintf(stderr, "krait %s: %s%s%s%s\n", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
   return 1;
 }

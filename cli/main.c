@@ -12,6 +12,8 @@ static const struct {
   int (*run)(int argc, char **argv);
   const char *summary;
 } verbs[] = {
+    {"enhance", cmd_enhance, "remove noise from recordings of speech"},
+    {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?"},
     {"info", cmd_info, "what a weights file holds, or what this program and machine can do"},
     {"convert", cmd_convert, "weights of any format to safetensors"},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},

@@ -81,9 +81,9 @@ static int32_t choose_format(const char *path, const kr_audio_in *like, int *for
   const char *own_name = sf_command(NULL, SFC_GET_FORMAT_INFO, &own, sizeof own) == 0 && own.name ? own.name : "this format";
   const int named = format_by_extension(path, &like->info);
   *format = named ? named : like->info.format;
-  KR_CHECK(named || is_writable(*format, &like->info), KRAIT_ERR_UNSUPPORTED,
+  KR_CHECK(named || is_writable(*format, &like->info), KRAIT_ERR_FILE_WRITE,
            "%s: %s can be read but not written; name the output with -o NAME.wav or -o NAME.flac", like->name, own_name);
-  KR_CHECK(is_writable(*format, &like->info), KRAIT_ERR_UNSUPPORTED, "%s: this format does not take %d channels at %d Hz; use -o NAME.wav", path,
+  KR_CHECK(is_writable(*format, &like->info), KRAIT_ERR_FILE_WRITE, "%s: this format does not take %d channels at %d Hz; use -o NAME.wav", path,
            like->info.n_channels, like->info.sample_rate_hz);
   return KRAIT_OK;
 }

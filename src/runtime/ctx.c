@@ -108,8 +108,8 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
     return KRAIT_OK;
   }
   if (ctx->fallback == KRAIT_FALLBACK_NEVER) return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and falling back to the CPU is forbidden: %s", krait_error_detail());
-  say_no_gpu(krait_error_detail());
   ctx->fell_back = status != KRAIT_ERR_DRIVER_MISSING;
+  if (ctx->fell_back || kr_env_verbose()) say_no_gpu(krait_error_detail()); /* a machine without a GPU is not news */
   return KRAIT_OK;
 }
 

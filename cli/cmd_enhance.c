@@ -1,0 +1,169 @@
+/* cmd_enhance.c: krait enhance: which recordings go where, what the user sees meanwhile, and what is left after Ctrl-C. */
+#define _GNU_SOURCE
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <krait/model.h>
+
+#include "args.h"
+#include "cmd.h"
+#include "inputs.h"
+#include "progress.h"
+
+typedef struct settings {
+  const char *out, *plot, *reference;
+  int as_json;
+  kr_run run;
+  krait_model_options model;
+} settings;
+
+static const char *short_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  if (strcmp(path, "-") == 0) return "standard input";
+  return slash ? slash + 1 : path;
+}
+
+/* ---- Ctrl-C ------------------------------------------------------------------------------------------------------ */
+
+static void stop(int signal_number) {
+  static const char line[] = "krait enhance: stopped; no unfinished output is left\n";
+  krait_outputs_abandon();
+  if (kr_progress_is_shown()) (void)!write(STDERR_FILENO, "\r\033[K", 4);
+  (void)!write(STDERR_FILENO, line, sizeof line - 1);
+  _exit(128 + signal_number);
+}
+
+static void catch_signals(void) {
+  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction action = {.sa_handler = stop}, previous;
+  sigemptyset(&action.sa_mask);
+  for (int i = 0; i < KR_N(numbers); i++)
+    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
+  signal(SIGPIPE, SIG_IGN); /* a reader that goes away is a write error, which cleans up */
+}
+
+/* ---- results ----------------------------------------------------------------------------------------------------- */
+
+static json_t *scores_json(const krait_scores *scores) {
+  json_t *object = json_object();
+  const char *const names[] = {"si_sdr_db", "segmental_snr_db", "stoi"};
+  const double values[] = {scores->si_sdr_db, scores->segmental_snr_db, scores->stoi};
+  for (int i = 0; i < 3; i++) json_object_set_new(object, names[i], isfinite(values[i]) ? json_real(values[i]) : json_null());
+  return object;
+}
+
+static void print_json(json_t *object) {
+  json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+  printf("\n");
+  json_decref(object);
+}
+
+static json_t *result_json(const kr_pair *pair, const krait_ctx *ctx, const krait_enhance_result *r) {
+  char device[32] = "cpu", caps[256];
+  if (krait_ctx_device(ctx) != KRAIT_DEVICE_CPU) snprintf(device, sizeof device, "cuda:%d", krait_ctx_device(ctx) - KRAIT_DEVICE_CUDA(0));
+  krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
+  json_t *object = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f}", "input", pair->in, "output", pair->out, "device", device, "caps", caps,
+                             "threads", krait_ctx_n_threads(ctx), "sample_rate_hz", r->sample_rate_hz, "channels", r->n_channels, "samples",
+                             (json_int_t)r->n_samples, "audio_s", r->audio_s, "compute_s", r->compute_s, "total_s", r->total_s, "rtf", r->total_s / r->audio_s);
+  if (r->has_scores) {
+    json_object_set_new(object, "noisy", scores_json(&r->noisy));
+    json_object_set_new(object, "enhanced", scores_json(&r->enhanced));
+  }
+  return object;
+}
+
+static void print_score(FILE *file, const char *name, const char *unit, int digits, double before, double after) {
+  fprintf(file, "  %-13s %9.*f -> %.*f%s\n", name, digits, before, digits, after, unit);
+}
+
+/* To standard error where standard output carries the sound. */
+static void print_result(const kr_pair *pair, const krait_enhance_result *r) {
+  FILE *file = strcmp(pair->out, "-") == 0 ? stderr : stdout;
+  fprintf(file, "%s -> %s: %.2f s of audio in %.2f s (RTF %.3f)\n", strcmp(pair->in, "-") == 0 ? "standard input" : pair->in,
+          file == stderr ? "standard output" : pair->out, r->audio_s, r->total_s, r->total_s / r->audio_s);
+  if (!r->has_scores) return;
+  print_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
+  print_score(file, "segmental SNR", " dB", 2, r->noisy.segmental_snr_db, r->enhanced.segmental_snr_db);
+  print_score(file, "STOI", "", 4, r->noisy.stoi, r->enhanced.stoi);
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static int enhance_one(const settings *s, const krait_ctx *ctx, krait_session *session, const kr_pair *pair) {
+  kr_progress progress;
+  krait_enhance_result result = {.size = sizeof result};
+  kr_progress_begin(&progress, short_name(pair->in), &result.audio_s);
+  const krait_enhance_options options = {.size = sizeof options, .in_path = pair->in, .out_path = pair->out, .plot_path = s->plot,
+                                         .reference_path = s->reference, .progress = kr_progress_show, .user = &progress};
+  int32_t status = krait_enhance_file(session, &options, &result);
+  kr_progress_end(&progress);
+  if (status < 0) {
+    if (s->as_json) print_json(json_pack("{s:s, s:s, s:s}", "input", pair->in, "status", krait_status_name(status), "error", krait_error_detail()));
+    return kr_report("enhance", status);
+  }
+  if (s->as_json) print_json(result_json(pair, ctx, &result));
+  else print_result(pair, &result);
+  fflush(stdout);
+  return 0;
+}
+
+static int enhance_all(const settings *s, const kr_pairs *pairs) {
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  int exit_status = kr_run_open_ctx("enhance", &s->run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  int32_t status = krait_model_open(ctx, &s->model, &model);
+  if (status == KRAIT_OK) status = krait_session_open(model, &session);
+  exit_status = status < 0 ? kr_report("enhance", status) + 1 : 0;
+  for (int i = 0; i < pairs->n && status == KRAIT_OK; i++)
+    if (enhance_one(s, ctx, session, &pairs->pairs[i]) != 0) exit_status = 1;
+  krait_session_close(&session);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+  if (fflush(stdout) != 0 || ferror(stdout)) exit_status = 1;
+  return exit_status;
+}
+
+static int check_settings(const settings *s, const kr_pairs *pairs) {
+  const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
+  if (pairs->n > 1 && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : "reference", pairs->n);
+  if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
+  if (to_stdout && isatty(STDOUT_FILENO)) return kr_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
+  if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO)) return kr_usage_error("enhance", "standard input is a terminal; name a file");
+  return -1;
+}
+
+int cmd_enhance(int argc, char **argv) {
+  int first;
+  settings s = {.model.size = sizeof s.model};
+  const kr_option options[] = {
+      KR_TEXT("output", 'o', "FILE|DIR", &s.out, "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT beside each input"),
+      KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "weights (.safetensors, .th, .pt); default: those inside the program"),
+      KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
+      KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
+      KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
+      KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
+      KR_RUN_OPTIONS(&s.run),
+  };
+  const kr_verb verb = {"enhance", "IN... [-o FILE|DIR]",
+                        "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel count that libsndfile reads, a folder of "
+                        "them, or '-' for standard input. The output keeps rate, length, channels and format.",
+                        options, KR_N(options), 1, -1};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
+  catch_signals();
+  kr_pairs pairs = {0};
+  exit_status = kr_pairs_plan("enhance", argv + first, argc - first, s.out, &pairs);
+  if (exit_status < 0) exit_status = check_settings(&s, &pairs);
+  if (exit_status < 0) exit_status = enhance_all(&s, &pairs);
+  kr_pairs_free(&pairs);
+  return exit_status;
+}

@@ -1,0 +1,41 @@
+"""krait verify: 0 within tolerance, 1 not, 2 when it could not run; and what it prints."""
+import json
+import math
+import pathlib
+import struct
+import tempfile
+
+from run import check, check_error, finish, krait
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
+pairs = [(w, w.with_name(w.name.replace(".weights.", ".golden."))) for w in sorted(GOLDEN.glob("*.weights.safetensors"))]
+check(len(pairs) >= 5, f"{len(pairs)} golden pairs")
+
+for weights, golden in pairs:
+    done = krait("verify", weights, golden, "--json")
+    report = json.loads(done.stdout)
+    names = [row["name"] for row in report["outputs"]]
+    check(done.returncode == 0 and report["within"] and done.stderr == b"", f"{golden.name}: {done}")
+    check({"com", "mag", "wav"} <= set(names), f"{golden.name}: {names}")
+    check(all(0 <= row["rel_l2"] <= 1e-5 and 0 <= row["max_abs"] <= 2e-4 for row in report["outputs"]), f"{golden.name}: {report}")
+
+weights, golden = pairs[0]
+text = krait("verify", weights, golden, "--threads", 1).stdout.decode()
+check(text.count("\n") == 5 and text.endswith("within tolerance: rtol 0.0001, atol 0.001\n"), text)
+check(krait("verify", weights, golden, "--rtol", 1e-12).returncode == 1, "--rtol")
+check(krait("verify", weights, golden, "--atol", 1e-12).returncode == 1, "--atol")
+check("too large" in krait("verify", weights, golden, "--rtol", 0).stdout.decode(), "says which is too large")
+check_error(2, "cannot open", "verify", weights, GOLDEN / "none.safetensors")
+check_error(2, "cannot open", "verify", GOLDEN / "none.safetensors", golden)
+check_error(2, "", "verify", weights, weights)
+check_error(2, "--rtol is 'x'", "verify", weights, golden, "--rtol", "x")
+
+with tempfile.TemporaryDirectory() as folder:  # recorded outputs that are not numbers are not within anything
+    raw = bytearray(golden.read_bytes())
+    length = struct.unpack("<Q", raw[:8])[0]
+    begin = json.loads(raw[8:8 + length])["golden.com"]["data_offsets"][0] + 8 + length
+    raw[begin:begin + 4] = struct.pack("<f", math.nan)
+    bad = pathlib.Path(folder) / "bad.safetensors"
+    bad.write_bytes(raw)
+    check(krait("verify", weights, bad).returncode == 1, "NaN in the golden file")
+finish()
