@@ -32,8 +32,32 @@ def recordings():
         yield path.read_bytes()[:4000]
 
 
+def system_file(*names):
+    """The start of a file of this machine, where there is one: a shared object makes a better first ELF than we could."""
+    for name in names:
+        if pathlib.Path(name).is_file():
+            return [pathlib.Path(name).read_bytes()[:60000]]
+    return []
+
+
+def device_code(suffix):
+    return [p.read_bytes() for p in sorted((GOLDEN / "doctor").glob(f"*{suffix}"))]
+
+
+def ar_archive():
+    member = b"a.o/".ljust(16) + b"0".ljust(12) + b"0".ljust(6) * 2 + b"644".ljust(8)
+    return b"!<arch>\n" + b"".join(member + str(n).encode().ljust(10) + b"`\n" + bytes(n) for n in (4, 6, 0))
+
+
+PTX = b"//\n.version 6.0\n.target sm_50\n.address_size 64\n.visible .entry scan(\n.param .u64 a)\n{\nret;\n}\n"
+
 SEEDS = {
+    "ar": [ar_archive()],
     "audio": recordings(),
+    "cubin": device_code(".cubin"),
+    "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
+    "fatbin": device_code(".fatbin"),
+    "ptx": [PTX],
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],

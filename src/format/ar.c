@@ -26,3 +26,13 @@ int32_t kr_ar_next(kr_source *source, uint64_t *at, kr_ar_member *member) {
   *at = member->offset + size + (size & 1);
   return 1;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_source source = kr_source_memory(data, size, "fuzz");
+  kr_ar_member member;
+  for (uint64_t at = 0; kr_ar_next(&source, &at, &member) == 1;) continue;
+  return 0;
+}
+#endif

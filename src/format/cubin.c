@@ -99,3 +99,17 @@ int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next
   }
   return 0;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_source source = kr_source_memory(data, size, "fuzz");
+  kr_elf elf;
+  kr_cubin cubin;
+  uint64_t next = 0;
+  char name[64];
+  if (kr_elf_open(&elf, &source, 0, size) < 0 || kr_cubin_read(&elf, &cubin) < 0) return 0;
+  for (int i = 0; i < 1000 && kr_cubin_kernel(&elf, &cubin, &next, name, sizeof name) == 1; i++) continue;
+  return 0;
+}
+#endif

@@ -278,3 +278,40 @@ int32_t kr_elf_versions(const kr_elf *elf, const kr_dynamic *d, int need, kr_ver
   }
   return KRAIT_OK;
 }
+
+#ifdef KR_FUZZ
+static void ignore_version(void *user, const char *file, const char *version) {
+  (void)user;
+  (void)file;
+  (void)version;
+}
+
+static void walk_dynamic(kr_elf *elf) {
+  kr_dynamic d;
+  kr_symbol symbols[256];
+  char name[64];
+  uint64_t tag, value;
+  if (kr_elf_dynamic(elf, &d) != 1) return;
+  for (uint64_t i = 0; i < d.n_entries && i < 256 && kr_elf_dynamic_entry(elf, &d, i, &tag, &value) >= 0; i++) kr_elf_offset_of(elf, value, &tag);
+  uint32_t n = d.n_symbols < 256 ? (uint32_t)d.n_symbols : 256;
+  if (n && kr_elf_symbols(elf, d.symbols, 0, n, d.strings, symbols) >= 0)
+    for (uint32_t i = 0; i < n; i++) kr_elf_string(elf, symbols[i].name, name, sizeof name);
+  kr_elf_versions(elf, &d, 1, ignore_version, NULL);
+  kr_elf_versions(elf, &d, 0, ignore_version, NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_source source = kr_source_memory(data, size, "fuzz");
+  kr_elf elf;
+  kr_section section;
+  kr_segment segment;
+  char name[64];
+  if (kr_elf_open(&elf, &source, 0, size) < 0) return 0;
+  for (uint32_t i = 0; i < elf.n_sections && i < 512; i++)
+    if (kr_elf_section(&elf, i, &section) >= 0) kr_elf_section_name(&elf, &section, name, sizeof name);
+  for (uint32_t i = 0; i < elf.n_segments && i < 512; i++) kr_elf_segment(&elf, i, &segment);
+  walk_dynamic(&elf);
+  return 0;
+}
+#endif

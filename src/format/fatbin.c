@@ -159,3 +159,22 @@ int32_t kr_entry_unpack(kr_source *source, const kr_entry *e, uint8_t *out, size
   *n_out = cap;
   return KRAIT_OK;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static uint8_t unpacked[1 << 16];
+  kr_source source = kr_source_memory(data, size, "fuzz");
+  kr_fatbin fatbin, found;
+  size_t n;
+  for (int status = kr_fatbin_next(&source, 0, size, NULL, &fatbin); status == 1;) {
+    kr_entry entry;
+    for (uint64_t at = fatbin.offset + KR_FATBIN_HEADER_BYTES; kr_entry_next(&source, &fatbin, &at, &entry) == 1;)
+      kr_entry_unpack(&source, &entry, unpacked, sizeof unpacked, &n);
+    const kr_fatbin previous = fatbin;
+    status = kr_fatbin_next(&source, 0, size, &previous, &fatbin);
+  }
+  kr_fatbin_search(&source, 0, size, &found);
+  return 0;
+}
+#endif

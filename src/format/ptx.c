@@ -56,3 +56,15 @@ int kr_ptx_kernel(const char *text, size_t n, size_t *at, char *name, size_t cap
   }
   return 0;
 }
+
+#ifdef KR_FUZZ
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  kr_ptx ptx;
+  char name[64];
+  size_t at = 0;
+  kr_ptx_read((const char *)data, size, &ptx);
+  while (kr_ptx_kernel((const char *)data, size, &at, name, sizeof name) == 1) continue;
+  return 0;
+}
+#endif
