@@ -3,6 +3,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "interrupt.h"
 
 int cmd_convert(int argc, char **argv) {
   const char *config = NULL, *overrides = NULL;
@@ -16,6 +17,7 @@ int cmd_convert(int argc, char **argv) {
                         options, KR_N(options), 2, 2};
   int first, exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
+  kr_catch_signals(verb.name);
   int32_t status = krait_weights_convert(argv[first], argv[first + 1], config, overrides);
   return status < 0 ? kr_report(verb.name, status) : 0;
 }

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "args.h"
 #include "cmd.h"
 #include "inputs.h"
+#include "interrupt.h"
 #include "progress.h"
 
 typedef struct settings {
@@ -27,25 +27,6 @@ static const char *short_name(const char *path) {
   const char *slash = strrchr(path, '/');
   if (strcmp(path, "-") == 0) return "standard input";
   return slash ? slash + 1 : path;
-}
-
-/* ---- Ctrl-C ------------------------------------------------------------------------------------------------------ */
-
-static void stop(int signal_number) {
-  static const char line[] = "krait enhance: stopped; no unfinished output is left\n";
-  krait_outputs_abandon();
-  if (kr_progress_is_shown()) (void)!write(STDERR_FILENO, "\r\033[K", 4);
-  (void)!write(STDERR_FILENO, line, sizeof line - 1);
-  _exit(128 + signal_number);
-}
-
-static void catch_signals(void) {
-  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-  struct sigaction action = {.sa_handler = stop}, previous;
-  sigemptyset(&action.sa_mask);
-  for (int i = 0; i < KR_N(numbers); i++)
-    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
-  signal(SIGPIPE, SIG_IGN); /* a reader that goes away is a write error, which cleans up */
 }
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
@@ -159,7 +140,7 @@ int cmd_enhance(int argc, char **argv) {
                         options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  catch_signals();
+  kr_catch_signals(verb.name);
   kr_pairs pairs = {0};
   exit_status = kr_pairs_plan("enhance", argv + first, argc - first, s.out, &pairs);
   if (exit_status < 0) exit_status = check_settings(&s, &pairs);

@@ -2,10 +2,13 @@
 import json
 import os
 import pathlib
+import signal
 import struct
+import subprocess
 import tempfile
+import time
 
-from run import check, check_error, finish, krait
+from run import KRAIT, check, check_error, finish, krait
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 
@@ -62,6 +65,20 @@ with tempfile.TemporaryDirectory() as folder:
         check_error(1, "No space left", "convert", good, "/dev/full")
     check(out.read_bytes() == before, "a failed conversion leaves the old file")
     check(sorted(p.name for p in pathlib.Path(folder).iterdir()) == ["bad.safetensors", "out.safetensors"], "no partial files")
+
+with tempfile.TemporaryDirectory() as folder:  # Ctrl-C in the middle of writing 256 MiB
+    big, out = pathlib.Path(folder) / "big.safetensors", pathlib.Path(folder) / "out.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 26], "data_offsets": [0, 1 << 28]}}).encode()
+    with open(big, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header)
+        f.truncate(f.tell() + (1 << 28))
+    with subprocess.Popen([KRAIT, "convert", big, out], stderr=subprocess.PIPE) as running:
+        while running.poll() is None and not list(pathlib.Path(folder).glob("*.part-*")):
+            time.sleep(0.001)
+        running.send_signal(signal.SIGINT)
+        line = running.stderr.read().decode()
+    check(running.returncode == 130 and line == "krait convert: stopped; no unfinished output is left\n", f"Ctrl-C: {running.returncode}, {line!r}")
+    check([p.name for p in pathlib.Path(folder).iterdir()] == ["big.safetensors"], "Ctrl-C leaves no file")
 
 program = json.loads(krait("info", "--json").stdout)
 check(program["version"] == krait("version").stdout.decode().split()[1], "version")
