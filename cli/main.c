@@ -17,6 +17,7 @@ static const struct {
     {"info", cmd_info, "what a weights file holds, or what this program and machine can do"},
     {"convert", cmd_convert, "weights of any format to safetensors"},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},
+    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment does not run, and what to do"},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine"},
     {"version", cmd_version, "print the version"},
 };

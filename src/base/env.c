@@ -20,3 +20,4 @@ const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
 int kr_env_threads(void) { return number_of("KRAIT_THREADS"); }
 const char *kr_env_libcuda(void) { return text_of("KRAIT_LIBCUDA"); }
 const char *kr_env_tmpdir(void) { return text_of("TMPDIR") ? text_of("TMPDIR") : "/tmp"; }
+const char *kr_env_foreign(const char *name) { return getenv(name); }

@@ -8,5 +8,7 @@ const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; 
 int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */
 const char *kr_env_libcuda(void);  /* KRAIT_LIBCUDA: path of the driver library; NULL: the system's */
 const char *kr_env_tmpdir(void);   /* TMPDIR: where temporary copies go; /tmp when unset */
+/* A variable of another program that the doctor judges, such as LD_LIBRARY_PATH; NULL only when unset. */
+const char *kr_env_foreign(const char *name);
 
 #endif

@@ -1,0 +1,104 @@
+/* cmd_doctor.c: krait doctor: why a CUDA library, wheel or environment does not run, and what to do. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <krait/doctor.h>
+
+#include "args.h"
+#include "cmd.h"
+
+enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20 };
+
+typedef struct doctor_args {
+  krait_doctor_options options;
+  const char *log, *explain, *list;
+  int json, all, deep, strict, no_color, plan;
+} doctor_args;
+
+/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard error. */
+static const char *read_log(const char *path, size_t *n) {
+  static char text[MAX_LOG_BYTES];
+  FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+  *n = 0;
+  for (size_t got = 1; file && got > 0;) {
+    if (*n == sizeof text) memmove(text, text + sizeof text / 2, *n = sizeof text / 2);
+    *n += got = fread(text + *n, 1, sizeof text - *n, file);
+  }
+  int failed = !file || ferror(file);
+  if (file && file != stdin) fclose(file);
+  if (failed) kr_usage_error("doctor", "cannot read the log %s", path);
+  return failed ? NULL : text;
+}
+
+static int show(const char *text, krait_report **report, int status) {
+  int failed = fputs(text, stdout) == EOF || fflush(stdout) == EOF;
+  krait_report_close(report);
+  return failed ? EXIT_INTERNAL : status;
+}
+
+static int fail(int32_t status) {
+  kr_report("doctor", status);
+  return status == KRAIT_ERR_ARGUMENT ? EXIT_USAGE : status <= KRAIT_ERR_FILE_OPEN && status >= KRAIT_ERR_UNSAFE ? 3 : EXIT_INTERNAL;
+}
+
+static int explain(const doctor_args *args) {
+  krait_report *report;
+  const char *text;
+  int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain, &report, &text);
+  return status < 0 ? fail(status) : show(text, &report, 0);
+}
+
+static int list(const doctor_args *args) {
+  krait_report *report;
+  const char *text;
+  int32_t status = krait_doctor_list(args->list, &report, &text);
+  return status < 0 ? fail(status) : show(text, &report, 0);
+}
+
+static int diagnose(doctor_args *args) {
+  krait_report *report;
+  if (args->log && !(args->options.log = read_log(args->log, &args->options.log_bytes))) return 3;
+  args->options.all = args->all;
+  args->options.deep = args->deep;
+  int32_t status = krait_doctor_run(&args->options, &report);
+  if (status < 0) return fail(status);
+  int code = krait_report_exit(report, args->strict);
+  const char *text = args->json ? krait_report_json(report, args->strict) : args->plan ? krait_report_plan(report) : krait_report_text(report, !args->no_color && isatty(1), args->strict);
+  code = show(*text ? text : "the report could not be made\n", &report, code);
+  if (args->json) putchar('\n');
+  return code;
+}
+
+int cmd_doctor(int argc, char **argv) {
+  doctor_args args = {.options = {.size = sizeof args.options}};
+  krait_doctor_options *o = &args.options;
+  const kr_option options[] = {
+      KR_TEXT("gpu", 0, "NAME|CC", &o->gpu, "judge for this GPU: \"RTX 5090\", 12.0 (default: this machine's)"),
+      KR_TEXT("driver", 0, "VERSION", &o->driver, "judge for this driver: 570.86"),
+      KR_TEXT("torch", 0, "VERSION", &o->torch, "judge for this torch: 2.8.0+cu128"),
+      KR_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
+      KR_SWITCH("fix-plan", 0, &args.plan, "print only the commands that mend it, in order"),
+      KR_SWITCH("json", 0, &args.json, "print the report as docs/doctor.schema.json has it"),
+      KR_SWITCH("all", 0, &args.all, "show also what is fine or suppressed"),
+      KR_SWITCH("deep", 0, &args.deep, "search other sections for GPU code, check every hash"),
+      KR_SWITCH("strict", 0, &args.strict, "exit 2 when there are warnings only"),
+      KR_TEXT("root", 0, "DIR", &o->root, "read the machine's facts below DIR"),
+      KR_TEXT("tables", 0, "FILE", &o->tables, "use these tables instead of those built in"),
+      KR_TEXT("explain", 0, "ID", &args.explain, "the rule behind a diagnosis; 'list' names them all"),
+      KR_TEXT("list", 0, "FILE", &args.list, "list the images and kernels in a file"),
+      KR_SWITCH("no-color", 0, &args.no_color, "no colours"),
+  };
+  const kr_verb verb = {"doctor", "[PATH...]",
+                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .fatbin, "
+                        ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
+                        "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU unknown, 64 bad usage.",
+                        options, KR_N(options), 0, -1};
+  int first, status = kr_args_read(&verb, argc, argv, &first);
+  if (status >= 0) return status == 2 ? EXIT_USAGE : status;
+  if (args.explain) return explain(&args);
+  if (args.list) return list(&args);
+  o->paths = (const char *const *)argv + first;
+  o->n_paths = (uint32_t)(argc - first);
+  return diagnose(&args);
+}

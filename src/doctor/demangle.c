@@ -1,0 +1,186 @@
+/* demangle.c: reads enough of the Itanium C++ name grammar to print torch's functions: nested names, constructors, builtin
+ * and pointer types, substitutions, template arguments. What it cannot read stays as it is. */
+#include <string.h>
+
+#include "doc.h"
+
+enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24 };
+
+typedef struct reader {
+  doc *d;
+  const char *p;
+  int failed, depth, n_subs;
+  const char *subs[MAX_SUBSTITUTIONS];
+  const char *last_name; /* for constructors */
+} reader;
+
+static const char *read_type(reader *r);
+
+static const char *fail(reader *r) {
+  r->failed = 1;
+  return "";
+}
+
+static const char *remember(reader *r, const char *text) {
+  if (r->n_subs < MAX_SUBSTITUTIONS) r->subs[r->n_subs++] = text;
+  return text;
+}
+
+static const char *builtin(char c) {
+  static const char letters[] = "vwbcahstijlmxynofdegz";
+  static const char *const names[] = {"void", "wchar_t", "bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned int",
+                                      "long", "unsigned long", "long long", "unsigned long long", "__int128", "unsigned __int128", "float", "double",
+                                      "long double", "__float128", "..."};
+  const char *at = c ? strchr(letters, c) : NULL;
+  return at ? names[at - letters] : NULL;
+}
+
+static const char *read_identifier(reader *r) {
+  size_t n = 0;
+  while (*r->p >= '0' && *r->p <= '9' && n < 1000) n = n * 10 + (size_t)(*r->p++ - '0');
+  if (!n || n > strlen(r->p)) return fail(r);
+  const char *text = kr_arena_copy(r->d->arena, r->p, n);
+  r->p += n;
+  if (strncmp(text, "_GLOBAL__N", 10) == 0) text = "(anonymous)";
+  while (*r->p == 'B') { /* ABI tags */
+    r->p++;
+    read_identifier(r);
+    if (r->failed) return "";
+  }
+  r->last_name = text;
+  return text;
+}
+
+static const char *read_substitution(reader *r) {
+  static const struct { char letter; const char *text; } fixed[] = {{'t', "std"}, {'a', "std::allocator"}, {'b', "std::basic_string"}, {'s', "std::string"},
+                                                                    {'i', "std::istream"}, {'o', "std::ostream"}, {'d', "std::iostream"}};
+  r->p++;
+  for (int i = 0; i < 7; i++)
+    if (*r->p == fixed[i].letter) {
+      r->p++;
+      return fixed[i].text;
+    }
+  int index = 0;
+  if (*r->p != '_') {
+    while ((*r->p >= '0' && *r->p <= '9') || (*r->p >= 'A' && *r->p <= 'Z')) {
+      index = index * 36 + (*r->p <= '9' ? *r->p - '0' : *r->p - 'A' + 10);
+      r->p++;
+      if (index > MAX_SUBSTITUTIONS) return fail(r);
+    }
+    index++;
+  }
+  if (*r->p++ != '_' || index >= r->n_subs) return fail(r);
+  return r->subs[index];
+}
+
+static const char *read_template_arguments(reader *r) {
+  kr_text text = kr_text_begin(r->d->arena);
+  kr_text_print(&text, "<");
+  r->p++;
+  for (int first = 1; *r->p != 'E' && !r->failed; first = 0) {
+    if (*r->p == 'L') { /* a literal: type, digits, E */
+      size_t n = strcspn(r->p, "E");
+      if (!r->p[n]) return fail(r);
+      kr_text_print(&text, "%s%.*s", first ? "" : ", ", (int)(n > 2 ? n - 2 : 0), n > 2 ? r->p + 2 : "");
+      r->p += n + 1;
+    } else if (*r->p == 'J') {
+      kr_text_print(&text, "%s%s", first ? "" : ", ", read_template_arguments(r));
+    } else {
+      kr_text_print(&text, "%s%s", first ? "" : ", ", read_type(r));
+    }
+  }
+  if (*r->p != 'E') return fail(r);
+  r->p++;
+  kr_text_print(&text, ">");
+  return text.at;
+}
+
+static const char *read_operator(reader *r) {
+  static const struct { const char *code, *text; } operators[] = {{"ls", "operator<<"}, {"rs", "operator>>"}, {"eq", "operator=="}, {"ne", "operator!="},
+                                                                  {"cl", "operator()"}, {"ix", "operator[]"}, {"aS", "operator="}, {"pl", "operator+"},
+                                                                  {"mi", "operator-"}, {"ml", "operator*"}, {"dv", "operator/"}};
+  for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+    if (strncmp(r->p, operators[i].code, 2) == 0) {
+      r->p += 2;
+      return operators[i].text;
+    }
+  return fail(r);
+}
+
+/* One part of a nested name, appended to prefix. */
+static const char *read_part(reader *r, const char *prefix) {
+  const char *glue = *prefix ? "::" : "";
+  if ((*r->p == 'C' || *r->p == 'D') && r->p[1] >= '0' && r->p[1] <= '9') {
+    const char *tilde = *r->p == 'D' ? "~" : "";
+    r->p += 2;
+    return kr_arena_print(r->d->arena, "%s%s%s%s", prefix, glue, tilde, r->last_name ? r->last_name : "");
+  }
+  if (*r->p == 'I') return kr_arena_print(r->d->arena, "%s%s", prefix, read_template_arguments(r));
+  if (*r->p >= '0' && *r->p <= '9') return kr_arena_print(r->d->arena, "%s%s%s", prefix, glue, read_identifier(r));
+  return kr_arena_print(r->d->arena, "%s%s%s", prefix, glue, read_operator(r));
+}
+
+static const char *read_nested(reader *r, int *is_const) {
+  const char *name = "";
+  r->p++;
+  for (; *r->p == 'K' || *r->p == 'V' || *r->p == 'R' || *r->p == 'O'; r->p++) *is_const |= *r->p == 'K';
+  for (int i = 0; *r->p != 'E' && !r->failed && i < MAX_DEPTH; i++) {
+    if (*r->p == 'S') {
+      name = read_substitution(r);
+      continue;
+    }
+    name = read_part(r, name);
+    if (*r->p != 'E') remember(r, name);
+  }
+  if (*r->p != 'E') return fail(r);
+  r->p++;
+  return name;
+}
+
+static const char *read_named_type(reader *r) {
+  int is_const = 0, is_new = 1;
+  const char *name;
+  if (*r->p == 'N') name = read_nested(r, &is_const);
+  else if (*r->p == 'S' && r->p[1] == 't') r->p += 2, name = kr_arena_print(r->d->arena, "std::%s", read_identifier(r));
+  else if (*r->p == 'S') name = read_substitution(r), is_new = 0;
+  else name = read_identifier(r);
+  if (r->failed) return "";
+  if (is_new) remember(r, name);
+  if (*r->p != 'I') return name;
+  return remember(r, kr_arena_print(r->d->arena, "%s%s", name, read_template_arguments(r)));
+}
+
+static const char *read_type(reader *r) {
+  if (r->failed || ++r->depth > MAX_DEPTH) return fail(r);
+  const char *text;
+  const char suffix = *r->p;
+  if (suffix == 'P' || suffix == 'R' || suffix == 'O' || suffix == 'K') {
+    r->p++;
+    const char *inner = read_type(r);
+    const char *mark = suffix == 'P' ? "*" : suffix == 'R' ? "&" : suffix == 'O' ? "&&" : " const";
+    text = remember(r, kr_arena_print(r->d->arena, "%s%s", inner, mark));
+  } else if ((text = builtin(suffix))) {
+    r->p++;
+  } else {
+    text = read_named_type(r);
+  }
+  r->depth--;
+  return text;
+}
+
+const char *doc_demangle(doc *d, const char *name) {
+  reader r = {.d = d, .p = name + 2};
+  int is_const = 0;
+  if (strncmp(name, "_Z", 2) != 0 || strlen(name) > 2000) return name;
+  if (*r.p == 'T' || *r.p == 'G') return name;
+  const char *function = *r.p == 'N' ? read_nested(&r, &is_const) : read_identifier(&r);
+  kr_text text = kr_text_begin(d->arena);
+  if (!*r.p) return r.failed ? name : function; /* a variable */
+  kr_text_print(&text, "%s(", function);
+  for (int i = 0; *r.p && !r.failed; i++) {
+    if (i == 0 && strcmp(r.p, "v") == 0) break;
+    kr_text_print(&text, "%s%s", i ? ", " : "", read_type(&r));
+  }
+  kr_text_print(&text, ")%s", is_const ? " const" : "");
+  return r.failed ? name : text.at;
+}

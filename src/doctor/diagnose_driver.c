@@ -1,0 +1,103 @@
+/* diagnose_driver.c: D01 to D09 and the toolkit's B01, B02, B06: driver, device nodes, environment, nvcc. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "doc.h"
+
+static int wants_gpu(const doc *d) {
+  for (size_t i = 0; i < d->files.n; i++)
+    if (KR_AT(d->files, doc_file, i)->is_cuda) return 1;
+  return *d->torch_cuda != '\0';
+}
+
+static void check_gate(doc *d, int major, const char *who) {
+  int gate = kr_tables_gate(d->tables, major);
+  if (!gate || !d->driver_number || d->driver_number >= gate) return;
+  const char *older = d->driver_number >= kr_tables_gate(d->tables, 12) ? "cu126" : "cu118";
+  const char *keys[] = {"driver", d->driver, "need", kr_print_driver(d->arena, gate), "cuda", kr_arena_print(d->arena, "%d", major), "older", older, NULL};
+  doc_evidence(d, doc_report(d, "D01", NULL, "", keys), "%s is built with CUDA %d; driver %s is from %s", who, major, d->driver, d->driver_source);
+}
+
+static void check_runtimes(doc *d) {
+  int seen[64] = {0};
+  if (*d->torch_cuda) {
+    int major = kr_parse_tenths(d->torch_cuda) / 10;
+    check_gate(d, major, "torch");
+    if (major < 64) seen[major] = 1;
+  }
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    for (size_t k = 0; k < file->needed.n; k++) {
+      const char *name = DOC_TEXT(file->needed, k);
+      int major = strncmp(name, "libcudart.so.", 13) == 0 ? atoi(name + 13) : 0;
+      if (major <= 0 || major >= 64 || seen[major]++) continue;
+      check_gate(d, major, file->name);
+    }
+  }
+}
+
+static void check_split(doc *d) {
+  if (!*d->kernel_driver || !*d->user_driver || d->options.driver) return;
+  if (kr_parse_driver(d->kernel_driver) == kr_parse_driver(d->user_driver)) return;
+  const char *keys[] = {"kernel", d->kernel_driver, "user", d->user_driver, NULL};
+  doc_evidence(d, doc_report(d, "D03", NULL, "", keys), "kernel module %s, libcuda.so.%s", d->kernel_driver, d->user_driver);
+}
+
+static void check_environment(doc *d) {
+  const char *compat = strstr(d->env_library_path, "compat");
+  if (compat && (compat == d->env_library_path || compat[-1] == '/')) {
+    const char *keys[] = {"where", d->env_library_path, NULL};
+    doc_report(d, "D04", NULL, "", keys);
+  }
+  if (d->env_visible && (!*d->env_visible || strcmp(d->env_visible, "-1") == 0))
+    doc_evidence(d, doc_report(d, "D08", NULL, "", NULL), "CUDA_VISIBLE_DEVICES=\"%s\"", d->env_visible);
+}
+
+static void check_machine_driver(doc *d) {
+  if (d->options.driver || d->options.gpu || !d->is_environment) return;
+  if (!d->has_driver && wants_gpu(d)) {
+    doc_evidence(d, doc_report(d, "D02", NULL, "", NULL), "no /proc/driver/nvidia, no libcuda.so.1, no /dev/dxg");
+    return;
+  }
+  check_split(d);
+  if (d->has_nvidia_node && !d->has_uvm_node) doc_report(d, "D09", NULL, "", NULL);
+}
+
+static void check_floor(doc *d) {
+  const kr_row *row = kr_tables_find(d->tables, "floor", kr_arena_print(d->arena, "%d", doc_main_cc(d)));
+  int branch = row ? atoi(row->column[1]) : 0;
+  if (!branch || !d->driver_number || d->driver_number >= branch * 1000000) return;
+  const char *keys[] = {"driver", d->driver, "need", kr_arena_print(d->arena, "R%d", branch), "cuda", kr_arena_print(d->arena, "support for %s", kr_print_cc(d->arena, doc_main_cc(d))), NULL};
+  doc_finding *f = doc_report(d, "D01", NULL, "", keys);
+  if (f) f->confidence = 'M', f->severity = KR_WARN;
+}
+
+/* Only when something must be compiled does an old toolkit matter. */
+static void check_nvcc(doc *d) {
+  int cc = doc_main_cc(d), have = kr_parse_tenths(d->nvcc), build = 0;
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    build |= f->severity == KR_ERROR && (f->rule->stage == KR_STAGE_IMAGE || f->rule->stage == KR_STAGE_SYMBOL) && strcmp(f->rule->id, "K14") != 0;
+  }
+  if (!cc || !have || !build || d->log.given) return;
+  int need = kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc));
+  const char *number = kr_print_tenths(d->arena, need);
+  const char *keys[] = {"nvcc", d->nvcc, "arch", kr_print_cc(d->arena, cc), "need", number, "need_dash", kr_arena_print(d->arena, "%d-%d", need / 10, need % 10), NULL};
+  if (need && have < need) doc_evidence(d, doc_report(d, "B01", NULL, "", keys), "%s", d->nvcc_path);
+  if (cc < 75 && have >= 130) doc_evidence(d, doc_report(d, "B02", NULL, "", keys), "%s", d->nvcc_path);
+  int torch = kr_parse_tenths(d->torch_cuda);
+  const char *majors[] = {"nvcc", d->nvcc, "cuda", d->torch_cuda, NULL};
+  if (torch && torch / 10 != have / 10) doc_evidence(d, doc_report(d, "B06", NULL, "", majors), "%s; torch %s", d->nvcc_path, d->torch);
+}
+
+void doc_diagnose_driver(doc *d) {
+  check_runtimes(d);
+  if (d->is_environment || d->options.driver) check_floor(d);
+  if (d->is_environment) check_environment(d);
+  check_machine_driver(d);
+  if (d->is_environment && *d->torch_lib && d->torch_is_cpu && !strstr(d->torch, "rocm")) {
+    const char *keys[] = {"index", doc_index_for(d, doc_main_cc(d)), NULL};
+    doc_evidence(d, doc_report(d, "D07", NULL, "torch", keys), "%s has no libtorch_cuda.so", d->torch_lib);
+  }
+  check_nvcc(d);
+}

@@ -1,0 +1,203 @@
+/* diagnose_images.c: the K rules: what the verdicts of the files mean, and what to do. */
+#include <string.h>
+
+#include "doc.h"
+
+static const char *nth_cc(doc *d) { return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "this GPU"; }
+
+static int is_libtorch(const doc_file *file) { return strncmp(file->name, "libtorch_cuda", 13) == 0; }
+
+/* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to blame. */
+static int is_own_extension(const doc_file *file) {
+  return file->is_cuda && !file->is_torch && strncmp(file->package, "nvidia-", 7) != 0 && strcmp(file->package, "torch") != 0 && strcmp(file->package, "triton") != 0;
+}
+
+typedef struct shape { /* of the images that did not fit */
+  int n, n_arch, n_family, n_newer_minor, n_zstd, n_ptx_blocked, highest_ptx, sm, higher;
+} shape;
+
+static shape shape_of(const doc_file *file, int cc) {
+  shape s = {0};
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    for (size_t k = 0; k < c->images.n && c->n_kernels; k++) {
+      const krait_image *image = KR_AT(c->images, krait_image, k);
+      if (image->kind != KRAIT_IMAGE_CUBIN && image->kind != KRAIT_IMAGE_PTX) continue;
+      s.n++;
+      s.sm = image->sm;
+      s.n_arch += image->suffix == 'a';
+      s.n_family += image->suffix == 'f';
+      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm > cc) s.n_newer_minor++, s.higher = image->sm;
+      if (image->kind == KRAIT_IMAGE_PTX && image->ptx > s.highest_ptx) s.highest_ptx = image->ptx;
+    }
+  }
+  return s;
+}
+
+static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file) {
+  int shown = 0;
+  for (size_t i = 0; f && i < file->containers.n && shown < 3; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    if (f->offset < 0) f->offset = (int64_t)c->offset;
+    const char *by = c->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, c->toolkit)) : "";
+    doc_evidence(d, f, "%s at offset %llu: %s%s", c->section, (unsigned long long)c->offset, doc_print_container(d, c), by);
+    shown++;
+  }
+  doc_evidence(d, f, "%d of %d container%s cannot run on %s", file->n_lost, file->n_judged, file->n_judged == 1 ? "" : "s", nth_cc(d));
+}
+
+static const char *lost_kernels(doc *d, const doc_file *file) {
+  kr_text text = kr_text_begin(d->arena);
+  int n = 0;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++) kr_text_print(&text, "%s%s", n ? ", " : "", doc_demangle(d, DOC_TEXT(c->kernels, k)));
+  }
+  return n ? text.at : "";
+}
+
+static void report_partial(doc *d, const doc_file *file) {
+  const char *keys[] = {"cc", nth_cc(d), "names", lost_kernels(d, file), NULL};
+  add_image_evidence(d, doc_report(d, "K02", file, "", keys), file);
+}
+
+static void report_blocked(doc *d, const doc_file *file, const shape *s) {
+  krait_target target = {.size = sizeof target, .cc = doc_main_cc(d), .driver = d->driver_number, .driver_cuda = d->driver_cuda};
+  int most = kr_tables_ptx_of_driver(d->tables, &target), branch = kr_tables_branch_of_ptx(d->tables, s->highest_ptx);
+  const char *keys[] = {"cc", nth_cc(d), "ptx", kr_print_tenths(d->arena, s->highest_ptx), "ptx_most", kr_print_tenths(d->arena, most), "branch",
+                        branch ? kr_arena_print(d->arena, "%d", branch) : "newer than these tables", NULL};
+  add_image_evidence(d, doc_report(d, "K08", file, "", keys), file);
+}
+
+static const char *reason_id(const doc_file *file, const shape *s) {
+  if (is_libtorch(file)) return "K14";
+  if (file->has_relfatbin) return "K09";
+  if (s->n && s->n_arch == s->n) return "K05";
+  if (s->n && s->n_arch + s->n_family == s->n) return "K06";
+  if (s->n_newer_minor) return "K07";
+  return "K01";
+}
+
+static void report_none(doc *d, const doc_file *file, const shape *s) {
+  int cc = doc_main_cc(d), family = s->sm / 10 == cc / 10 ? s->sm : cc;
+  const char *keys[] = {"cc", nth_cc(d), "set", doc_print_set(d, file), "sm", kr_arena_print(d->arena, "%d", cc), "higher",
+                        kr_arena_print(d->arena, "%d.%d", s->higher / 10, s->higher % 10), "index", doc_index_for(d, cc), "family",
+                        kr_arena_print(d->arena, "%d%s", family, family >= 100 ? "f" : ""), "name", nth_cc(d), NULL};
+  const char *id = reason_id(file, s);
+  doc_finding *f = doc_report(d, id, file, "", keys);
+  if (!f && strcmp(id, "K01") != 0 && !kr_tables_rule(d->tables, id)) return;
+  add_image_evidence(d, f, file);
+}
+
+static void judge_lost(doc *d, const doc_file *file) {
+  shape s = shape_of(file, doc_main_cc(d));
+  if (*d->env_force_jit && *d->env_force_jit != '0' && !s.highest_ptx) return; /* K10 says it */
+  if (file->n_lost < file->n_judged && file->verdict == KRAIT_VERDICT_NONE) report_partial(d, file);
+  else if (file->verdict == KRAIT_VERDICT_JIT_BLOCKED) report_blocked(d, file, &s);
+  else if (file->verdict == KRAIT_VERDICT_ZSTD_BLOCKED) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file);
+  else report_none(d, file, &s);
+}
+
+static int runs_only_across_tegra(const doc *d, const doc_file *file) {
+  int cc = doc_main_cc(d), tegra = kr_tables_is_tegra(d->tables, cc), n = 0;
+  if (file->verdict != KRAIT_VERDICT_NATIVE_MINOR) return 0;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    for (size_t k = 0; k < c->images.n; k++) {
+      const krait_image *image = KR_AT(c->images, krait_image, k);
+      if (image->kind != KRAIT_IMAGE_CUBIN || image->sm / 10 != cc / 10 || image->sm > cc) continue;
+      if (kr_tables_is_tegra(d->tables, image->sm) == tegra) return 0;
+      n++;
+    }
+  }
+  return n > 0;
+}
+
+static void judge_running(doc *d, const doc_file *file) {
+  const char *keys[] = {"cc", nth_cc(d), "set", doc_print_set(d, file), NULL};
+  if (runs_only_across_tegra(d, file)) doc_report(d, "K16", file, "", keys);
+  if (file->verdict != KRAIT_VERDICT_JIT) return;
+  doc_report(d, "K13", file, "", keys);
+  if (d->has_driver && !d->has_jit && !d->options.driver && !doc_exists(d, "/dev/dxg")) doc_report(d, "K12", file, "", keys);
+}
+
+/* A CUDA package without any kernel: its module links CUDA, no file of it holds code, and its name is known for kernels. */
+static void judge_empty(doc *d, const doc_file *file) {
+  const kr_row *row = kr_tables_find(d->tables, "package", file->package);
+  if (!row || !file->is_extension || file->has_fatbin) return;
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *other = KR_AT(d->files, doc_file, i);
+    if (strcmp(other->package, file->package) == 0 && other->n_judged) return;
+  }
+  const char *skip = strcmp(file->package, "flash-attn") == 0 ? "FLASH_ATTENTION_SKIP_CUDA_BUILD" : strcmp(file->package, "mamba-ssm") == 0 ? "MAMBA_SKIP_CUDA_BUILD" : "CAUSAL_CONV1D_SKIP_CUDA_BUILD";
+  const char *keys[] = {"skip", skip, NULL};
+  doc_report(d, "K17", file, "", keys);
+}
+
+/* An image whose label and content disagree loads, and then crashes. */
+static void judge_labels(doc *d, const doc_file *file) {
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    for (size_t k = 0; k < c->images.n; k++) {
+      const krait_image *image = KR_AT(c->images, krait_image, k);
+      if (image->kind != KRAIT_IMAGE_CUBIN || image->damaged || !image->sm || image->sm == image->label_sm) continue;
+      doc_finding *f = doc_report(d, "R03", file, "", NULL);
+      doc_evidence(d, f, "the image at offset %llu is labelled sm_%d and says sm_%d itself", (unsigned long long)image->offset, image->label_sm, image->sm);
+      return;
+    }
+  }
+}
+
+/* ---- together with a log ---- */
+static int log_has(const doc *d, const char *id) {
+  for (size_t i = 0; i < d->log.hits.n; i++)
+    if (strcmp(KR_AT(d->log.hits, doc_hit, i)->rule->id, id) == 0) return 1;
+  return 0;
+}
+
+static int frame_is_torch(const doc *d) { return d->log.last_frame && (strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "torch\\")); }
+
+static void report_covered(doc *d, const doc_file *file) {
+  int cc = doc_main_cc(d), best = 0;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    for (size_t k = 0; k < c->images.n; k++) {
+      const krait_image *image = KR_AT(c->images, krait_image, k);
+      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm <= cc && image->sm > best) best = image->sm;
+    }
+  }
+  const char *keys[] = {"cc", nth_cc(d), "sm", best ? kr_arena_print(d->arena, "sm_%d", best) : "its PTX", NULL};
+  doc_evidence(d, doc_report(d, "K04", file, "", keys), "it holds %s", doc_print_set(d, file));
+}
+
+static void blame(doc *d) {
+  const doc_file *torch = NULL;
+  if (!log_has(d, "K01") && !log_has(d, "K04")) return;
+  for (size_t i = 0; i < d->files.n; i++)
+    if (is_libtorch(KR_AT(d->files, doc_file, i))) torch = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!is_own_extension(file) || !file->n_judged) continue;
+    const char *keys[] = {"ext", file->name, "cc", nth_cc(d), NULL};
+    if (file->verdict <= KRAIT_VERDICT_JIT) report_covered(d, file);
+    else if (torch && torch->verdict <= KRAIT_VERDICT_JIT && frame_is_torch(d))
+      doc_evidence(d, doc_report(d, "K03", file, "", keys), "the error surfaced in %s, whose library has code for %s", d->log.last_frame, nth_cc(d));
+  }
+}
+
+void doc_diagnose_images(doc *d) {
+  int any = 0;
+  for (size_t i = 0; i < d->files.n; i++) any |= KR_AT(d->files, doc_file, i)->n_judged;
+  if (any && *d->env_force_jit && *d->env_force_jit != '0') doc_report(d, "K10", NULL, "", NULL);
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    judge_labels(d, file);
+    judge_empty(d, file);
+    if (!doc_main_cc(d) || !file->n_judged) continue;
+    if (file->verdict > KRAIT_VERDICT_JIT) judge_lost(d, file);
+    else judge_running(d, file);
+  }
+  if (doc_main_cc(d)) blame(d);
+}

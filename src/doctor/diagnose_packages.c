@@ -1,0 +1,231 @@
+/* diagnose_packages.c: W01 to W05: what names and tags claim, against the target, the metadata inside, and the bytes. */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "doc.h"
+
+static const char *base_of(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+/* ---- W01: tags ---- */
+static int any_part(const char *set, int (*fits)(const doc *d, const char *part), const doc *d) {
+  char part[64];
+  for (const char *p = set; *p;) {
+    size_t n = strcspn(p, ".");
+    if (n < sizeof part) {
+      memcpy(part, p, n);
+      part[n] = '\0';
+      if (fits(d, part)) return 1;
+    }
+    p += n + (p[n] == '.');
+  }
+  return 0;
+}
+
+/* linux platforms hold dots only as separators of sets, versions use underscores */
+static int platform_fits(const doc *d, const char *part) {
+  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
+  size_t n = strlen(part), m = strlen(machine);
+  if (strcmp(part, "any") == 0) return 1;
+  if (n < m || strcmp(part + n - m, machine) != 0) return 0;
+  if (strncmp(part, "linux_", 6) == 0 || !d->glibc) return strncmp(part, "musllinux", 9) != 0;
+  int need = strncmp(part, "manylinux1_", 11) == 0 ? 205 : strncmp(part, "manylinux2010_", 14) == 0 ? 212 : strncmp(part, "manylinux2014_", 14) == 0 ? 217 : 0;
+  if (strncmp(part, "manylinux_2_", 12) == 0) need = 200 + atoi(part + 12);
+  return need && need <= d->glibc;
+}
+
+static int python_fits(const doc *d, const char *part) {
+  if (strncmp(part, "py3", 3) == 0) return !part[3] || 300 + atoi(part + 3) <= d->python;
+  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) == d->python;
+}
+
+static int python_is_older(const doc *d, const char *part) { return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) <= d->python; }
+
+static const char *tag_complaint(doc *d, const char *python, const char *abi, const char *platform) {
+  int limited = strstr(abi, "abi3") != NULL;
+  if (d->python && !any_part(python, limited ? python_is_older : python_fits, d)) return kr_arena_print(d->arena, "Python %d.%d", d->python / 100, d->python % 100);
+  if (!limited && strcmp(abi, "none") != 0 && d->python && !any_part(abi, python_fits, d)) return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->python / 100, d->python % 100);
+  if (strstr(abi, "cp3") && abi[strlen(abi) - 1] == 't') return "a Python with the global lock";
+  if (any_part(platform, platform_fits, d)) return NULL;
+  if (d->glibc && strstr(platform, "manylinux") && strstr(platform, d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))
+    return kr_arena_print(d->arena, "glibc %d.%d", d->glibc / 100, d->glibc % 100);
+  return d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux with glibc" : "an x86_64 Linux with glibc";
+}
+
+static void check_tag(doc *d, const doc_file *about, const char *package, const char *python, const char *abi, const char *platform) {
+  const char *why = tag_complaint(d, python, abi, platform);
+  if (!why) return;
+  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
+  const char *best = d->python ? kr_arena_print(d->arena, "cp%d-cp%d-linux_%s", d->python, d->python, machine) : machine;
+  const char *keys[] = {"tag", kr_arena_print(d->arena, "%s-%s-%s", python, abi, platform), "why", why, "best", best, "other", kr_arena_print(d->arena, "3.%d", atoi(python + 3)), NULL};
+  doc_report(d, "W01", about, package, keys);
+}
+
+static void check_installed_tags(doc *d, const doc_package *p) {
+  char part[3][160];
+  if (!p->tags.n || !*p->dist_info) return;
+  for (size_t i = 0; i < p->tags.n; i++) {
+    const char *tag = DOC_TEXT(p->tags, i);
+    size_t a = strcspn(tag, "-"), b = tag[a] ? strcspn(tag + a + 1, "-") : 0;
+    if (!tag[a] || !tag[a + 1 + b] || a >= 160 || b >= 160 || strlen(tag + a + 2 + b) >= 160) return;
+    memcpy(part[0], tag, a), part[0][a] = '\0';
+    memcpy(part[1], tag + a + 1, b), part[1][b] = '\0';
+    memcpy(part[2], tag + a + 2 + b, strlen(tag + a + 2 + b) + 1);
+    if (!tag_complaint(d, part[0], part[1], part[2])) return;
+  }
+  check_tag(d, &(doc_file){.path = p->dist_info, .name = base_of(p->dist_info), .package = p->name}, p->name, part[0], part[1], part[2]);
+}
+
+/* ---- W02, W03 ---- */
+static void check_renamed(doc *d, const doc_file *about, const krait_wheel_name *name, const doc_package *inside) {
+  const char *dist = doc_normalise(d, name->dist, strlen(name->dist));
+  const char *version = kr_arena_print(d->arena, "%s%s%s", name->version, *name->local ? "+" : "", name->local);
+  const char *tag = kr_arena_print(d->arena, "%s-%s-%s", name->python, name->abi, name->platform);
+  int tag_differs = inside->tags.n == 1 && !strchr(tag, '.') && strcmp(DOC_TEXT(inside->tags, 0), tag) != 0;
+  int version_differs = *inside->version && strcmp(doc_normalise(d, version, strlen(version)), doc_normalise(d, inside->version, strlen(inside->version))) != 0;
+  if (!*inside->name || (strcmp(dist, inside->name) == 0 && !version_differs && !tag_differs)) return;
+  const char *keys[] = {"inside", kr_arena_print(d->arena, "%s %s%s%s", inside->name, inside->version, inside->tags.n ? ", " : "", inside->tags.n ? DOC_TEXT(inside->tags, 0) : ""), NULL};
+  doc_report(d, "W02", about, inside->name, keys);
+}
+
+static int cudart_major(const doc_file *file) {
+  for (size_t i = 0; i < file->needed.n; i++)
+    if (strncmp(DOC_TEXT(file->needed, i), "libcudart.so.", 13) == 0) return atoi(DOC_TEXT(file->needed, i) + 13);
+  return 0;
+}
+
+static void report_claim(doc *d, const doc_file *file, const char *claim, const char *bytes) {
+  const char *keys[] = {"claim", claim, "bytes", bytes, NULL};
+  doc_report(d, "W03", file, "", keys);
+}
+
+static void check_claims(doc *d, const doc_file *file, const krait_wheel_name *name) {
+  int first, last, cuda = cudart_major(file);
+  if ((file->abi == DOC_ABI_OLD || file->abi == DOC_ABI_NEW) && name->cxx11abi >= 0 && name->cxx11abi != file->abi)
+    report_claim(d, file, name->cxx11abi ? "cxx11abiTRUE" : "cxx11abiFALSE", file->abi ? "the new std::string" : "the old std::string");
+  if (cuda && name->cuda && name->cuda / 10 != cuda) report_claim(d, file, kr_arena_print(d->arena, "CUDA %d", name->cuda / 10), kr_arena_print(d->arena, "CUDA %d (libcudart)", cuda));
+  doc_torch_range(d, &file->undefined, &first, &last);
+  if (name->torch && ((first && name->torch < first) || (last && name->torch > last)))
+    report_claim(d, file, kr_arena_print(d->arena, "torch %s", kr_print_torch(d->arena, name->torch)),
+                 first ? kr_arena_print(d->arena, "torch %s or newer", kr_print_torch(d->arena, first)) : kr_arena_print(d->arena, "torch %s or older", kr_print_torch(d->arena, last)));
+}
+
+/* ---- W04: names that no release has ---- */
+static const kr_row *wheel_row(const doc *d, const char *package, const char *version) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
+    if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 && (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0)) return row;
+  return NULL;
+}
+
+static const char *cuda_word(doc *d, const char *local) {
+  size_t n = strncmp(local, "cu", 2) == 0 ? 2 + strspn(local + 2, "0123456789.") : 0;
+  return kr_arena_copy(d->arena, local, n);
+}
+
+static const char *best_bucket(doc *d, const char *buckets, const char *word) {
+  const char *best = "";
+  for (const char *p = buckets; *p; p += strspn(p, " ")) {
+    size_t n = strcspn(p, " ");
+    const char *bucket = kr_arena_copy(d->arena, p, n);
+    if (!*best || strncmp(bucket, word, 4) == 0) best = bucket;
+    p += n;
+  }
+  return best;
+}
+
+static void check_published(doc *d, const char *file) {
+  krait_wheel_name name = {.size = sizeof name};
+  if (krait_wheel_name_parse(file, &name) < 0 || !name.torch || name.cxx11abi < 0) return;
+  const char *package = doc_normalise(d, name.dist, strlen(name.dist)), *word = cuda_word(d, name.local);
+  const kr_row *row = wheel_row(d, package, name.version), *about = kr_tables_find(d->tables, "package", package);
+  int first = row ? kr_parse_torch(row->column[5]) : 0, last = row ? kr_parse_torch(row->column[6]) : 0;
+  if (!row || !about || !*word) return;
+  if (kr_tables_has_word(row->column[7], word) && name.torch >= first && (!last || name.torch <= last)) return;
+  int torch = name.torch < first ? first : last && name.torch > last ? last : name.torch;
+  const char *nearest = kr_arena_print(d->arena, "%s-%s+%storch%scxx11abi%s-%s-%s-%s.whl", name.dist, name.version, best_bucket(d, row->column[7], word),
+                                       kr_print_torch(d->arena, torch), name.cxx11abi ? "TRUE" : "FALSE", name.python, name.abi, name.platform);
+  const char *keys[] = {"name", base_of(file), "nearest", nearest, "repo", about->column[3], "ver", name.version, "buckets", row->column[7], NULL};
+  doc_finding *f = doc_report(d, "W04", NULL, package, keys);
+  doc_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7], row->column[5], *row->column[6] ? row->column[6] : "newer");
+}
+
+/* ---- W05 ---- */
+static void check_copies(doc *d, const doc_package *p, size_t index) {
+  size_t at = index + 1;
+  const doc_package *other;
+  while ((other = doc_next_package(d, p->name, &at))) {
+    if (!*p->dist_info || !*other->dist_info || strcmp(p->version, other->version) == 0) continue;
+    int older = kr_compare_versions(p->version, other->version) < 0;
+    const char *keys[] = {"where", kr_arena_print(d->arena, "%s and %s", base_of(p->dist_info), base_of(other->dist_info)), "left", older ? p->dist_info : other->dist_info, NULL};
+    doc_report(d, "W05", NULL, p->name, keys);
+  }
+}
+
+/* The path below its site-packages folder, which is the module's name for Python. */
+static const char *module_path(const doc *d, const doc_file *file) {
+  for (size_t i = 0; i < d->sites.n; i++) {
+    size_t n = strlen(DOC_TEXT(d->sites, i));
+    if (strncmp(file->path, DOC_TEXT(d->sites, i), n) == 0 && file->path[n] == '/') return file->path + n + 1;
+  }
+  return file->path;
+}
+
+/* mod.so beside mod.cpython-311-….so, or one module in two site-packages. Modules for different Pythons may stand together. */
+static int is_twin(const doc *d, const doc_file *a, const doc_file *b) {
+  const char *x = module_path(d, a), *y = module_path(d, b);
+  size_t n = (size_t)(strrchr(x, '/') ? strrchr(x, '/') + 1 - x : 0) + strcspn(a->name, ".");
+  if (strncmp(x, y, n) != 0 || y[n] != '.' || strchr(y + n, '/')) return 0;
+  int tagged = (strstr(a->name, ".cpython-") != NULL) + (strstr(b->name, ".cpython-") != NULL);
+  return tagged == 1 || strcmp(a->name, b->name) == 0;
+}
+
+static void check_twin_modules(doc *d, const doc_file *file, size_t index) {
+  if ((!file->is_extension && !file->is_cuda) || file->in_wheel || strncmp(file->name, "lib", 3) == 0) return;
+  for (size_t i = index + 1; i < d->files.n; i++) {
+    const doc_file *other = KR_AT(d->files, doc_file, i);
+    if (other->in_wheel || !is_twin(d, file, other)) continue;
+    const char *keys[] = {"pkg", *file->package ? file->package : *other->package ? other->package : file->name, "where",
+                          kr_arena_print(d->arena, "%s and %s", file->path, other->path), "left", *other->package ? file->path : other->path, NULL};
+    doc_report(d, "W05", file, file->package, keys);
+  }
+}
+
+/* ---- all ---- */
+static void check_wheel(doc *d, const doc_package *inside) {
+  krait_wheel_name name = {.size = sizeof name};
+  const char *path = inside->site;
+  doc_file about = {.path = path, .name = base_of(path), .package = inside->name};
+  if (krait_wheel_name_parse(path, &name) < 0) return;
+  check_tag(d, &about, inside->name, name.python, name.abi, name.platform);
+  check_renamed(d, &about, &name, inside);
+  check_published(d, path);
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (file->in_wheel && strncmp(file->path, path, strlen(path)) == 0) check_claims(d, file, &name);
+  }
+}
+
+/* An installed wheel keeps its local version: mamba-ssm 2.2.2+cu122torch2.2cxx11abiFALSE. */
+static void check_installed_claims(doc *d, const doc_package *p) {
+  if (!strstr(p->version, "torch") || !p->tags.n) return;
+  krait_wheel_name name = {.size = sizeof name};
+  if (krait_wheel_name_parse(kr_arena_print(d->arena, "%s-%s-%s.whl", "x", p->version, DOC_TEXT(p->tags, 0)), &name) < 0) return;
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (strcmp(file->package, p->name) == 0) check_claims(d, file, &name);
+  }
+}
+
+void doc_diagnose_packages(doc *d) {
+  for (size_t i = 0; i < d->packages.n; i++) {
+    const doc_package *p = KR_AT(d->packages, doc_package, i);
+    if (*p->dist_info) check_installed_tags(d, p), check_copies(d, p, i), check_installed_claims(d, p);
+    else check_wheel(d, p);
+  }
+  for (size_t i = 0; i < d->files.n; i++) check_twin_modules(d, KR_AT(d->files, doc_file, i), i);
+  for (size_t i = 0; i < d->log.wheels.n; i++) check_published(d, DOC_TEXT(d->log.wheels, i));
+}

@@ -1,0 +1,185 @@
+/* doc.h: everything that one run of the doctor knows: facts about the target, files with their images, packages, findings. */
+#ifndef KR_DOC_H
+#define KR_DOC_H
+
+#include <krait/doctor.h>
+
+#include "arena.h"
+#include "scan.h"
+#include "tables.h"
+
+enum { DOC_KEPT_KERNELS = 6, DOC_MAX_SYMBOLS = 1 << 22 };
+
+typedef struct doc_gpu {
+  const char *name, *source;
+  int cc; /* 0: unknown */
+} doc_gpu;
+
+typedef struct doc_container {
+  const char *section;
+  uint64_t offset, bytes;
+  int relocatable, linked;
+  kr_list images;  /* krait_image */
+  kr_list kernels; /* const char *, the first DOC_KEPT_KERNELS */
+  int n_kernels;   /* -1: could not be counted, but there are some */
+  int toolkit;
+  int verdict;     /* for the worst device */
+} doc_container;
+
+typedef struct doc_version {
+  const char *file, *version;
+} doc_version;
+
+enum { DOC_ABI_UNKNOWN = -1, DOC_ABI_OLD = 0, DOC_ABI_NEW = 1, DOC_ABI_MIXED = 2 };
+
+typedef struct doc_file {
+  const char *path, *name; /* name: the last part */
+  const char *package;     /* normalised; "" unknown */
+  const char *package_version;
+  int kind, machine, bits;
+  int has_relfatbin, has_fatbin, is_torch, is_extension; /* extension: uses torch's C++ names */
+  int is_cuda;             /* GPU code, or needs a CUDA library */
+  uint64_t bytes;
+  const char *sha256;      /* "" when it was not computed */
+  kr_list containers;      /* doc_container */
+  kr_list needed;          /* const char * */
+  kr_list versions;        /* doc_version: symbol versions that it needs */
+  const char *soname, *rpath, *runpath;
+  kr_list undefined;       /* const char *: names of torch */
+  kr_list missing;         /* of these, not exported by the installed torch */
+  int abi, uses_torch_cxx, python_symbols;
+  int toolkit;             /* newest that compiled an image */
+  int verdict, n_judged, n_lost;
+  int in_wheel;
+} doc_file;
+
+typedef struct doc_package {
+  const char *name, *version; /* normalised name: flash-attn */
+  const char *dist_info;      /* folder */
+  const char *site;           /* the site-packages folder */
+  kr_list tags, requires;     /* const char * */
+  int by_distribution;        /* Debian and others: the files are theirs */
+  int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
+} doc_package;
+
+typedef struct doc_finding {
+  const kr_rule *rule;
+  char confidence;
+  int severity;
+  const char *file;   /* "" none */
+  const char *package;
+  int64_t offset;     /* -1: none */
+  const char *says;
+  kr_list evidence, fixes; /* const char * */
+  int from_log;
+} doc_finding;
+
+typedef struct doc_hit { /* a diagnosis that the log's text suggests */
+  const kr_rule *rule;
+  const char *line;
+  kr_list keys; /* const char *: pairs name, value */
+} doc_hit;
+
+typedef struct doc_log {
+  int given;
+  kr_list hits;        /* doc_hit */
+  kr_list names;       /* const char *: packages, modules and .so names that it mentions */
+  kr_list wheels;      /* const char *: wheel file names */
+  kr_list files;       /* const char *: shared libraries with their path */
+  const char *symbol;  /* the last undefined symbol; "" */
+  const char *last_frame, *first_error, *last_exception;
+  int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
+} doc_log;
+
+struct krait_report {
+  kr_arena *arena;
+  krait_tables *tables;
+  krait_doctor_options options;
+  const char *root;
+  /* Facts; source says where each came from. */
+  kr_list gpus; /* doc_gpu */
+  const char *driver, *driver_source, *kernel_driver, *user_driver;
+  int driver_number, driver_cuda; /* as krait_target */
+  const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
+  int torch_number, torch_abi, torch_is_cpu;
+  int python; /* 311; 0 unknown */
+  const char *python_source, *prefix;
+  int glibc;  /* 236 for 2.36; 0 unknown */
+  const char *libstdcxx; /* newest GLIBCXX that the first libstdc++ has; "" */
+  int machine;
+  const char *nvcc, *nvcc_path;
+  int has_nvidia_node, has_uvm_node, has_driver, has_jit;
+  const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit;
+  int is_environment; /* a site-packages was examined */
+  kr_list sites;      /* const char * */
+  kr_list files;      /* doc_file */
+  kr_list packages;   /* doc_package */
+  kr_list findings;   /* doc_finding */
+  kr_list unreadable; /* const char * */
+  kr_list notes;      /* const char *: what is fine */
+  doc_log log;
+  int n_inputs;
+};
+typedef krait_report doc;
+
+#define DOC_TEXT(list, i) (*KR_AT(list, const char *, i))
+static inline void doc_add_text(doc *d, kr_list *list, const char *text) { *(const char **)kr_list_push(d->arena, list) = text; }
+int doc_has_text(const kr_list *list, const char *text);
+
+/* inspect.c */
+doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
+doc_file *doc_inspect_path(doc *d, const char *path);
+void doc_judge_all(doc *d);                                       /* verdicts, once the target is known */
+const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
+const char *doc_print_container(doc *d, const doc_container *container);
+
+/* symbols.c */
+void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
+void doc_find_missing(doc *d);
+const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
+const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
+void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
+
+/* site.c */
+void doc_read_site(doc *d, const char *site);
+void doc_find_environment(doc *d);
+void doc_read_wheel(doc *d, const char *path);
+void doc_read_folder(doc *d, const char *path);
+const char *doc_normalise(doc *d, const char *name, size_t n);
+const doc_package *doc_find_package(const doc *d, const char *name);
+const doc_package *doc_next_package(const doc *d, const char *name, size_t *at);
+const char *doc_read_text(doc *d, const char *path, size_t max_bytes); /* NULL: cannot be read */
+const char *doc_header(doc *d, const char *text, const char *key);      /* first "Key: value" line; "" */
+
+/* facts.c */
+void doc_collect_facts(doc *d);
+const char *doc_path(doc *d, const char *path); /* below --root */
+int doc_exists(doc *d, const char *path);       /* the same */
+const char *doc_system_library(doc *d, const char *name); /* path in the system's library folders, or "" */
+
+/* loader.c */
+const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
+
+/* logtext.c */
+void doc_read_log(doc *d, const char *text, size_t n);
+/* The values that a pattern takes from text; 1 when it matches. */
+int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
+
+/* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
+doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
+void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
+const char *doc_build_command(doc *d, const char *package);
+const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
+void doc_rank(doc *d);
+int doc_main_cc(const doc *d); /* the worst or only device; 0 unknown */
+
+/* The diagnoses, by subject. */
+void doc_diagnose_images(doc *d);
+void doc_diagnose_symbols(doc *d);
+void doc_diagnose_packages(doc *d);
+void doc_diagnose_libraries(doc *d);
+void doc_diagnose_driver(doc *d);
+void doc_diagnose_log(doc *d);
+void doc_read_pins(doc *d, const char *path);
+
+#endif

@@ -1,0 +1,202 @@
+/* doctor.c: one run, in order: inputs, facts, log, verdicts, diagnoses. */
+#include <string.h>
+#include <sys/stat.h>
+
+#include "alloc.h"
+#include "doc.h"
+#include "status.h"
+
+static int ends_with(const char *text, const char *end) {
+  size_t n = strlen(text), m = strlen(end);
+  return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static int is_pins(const char *path) {
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  return (strncmp(name, "requirements", 12) == 0 && ends_with(name, ".txt")) || strcmp(name, "pyproject.toml") == 0;
+}
+
+static void read_path(doc *d, const char *path) {
+  struct stat info;
+  if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
+  else if (ends_with(path, ".whl") && stat(path, &info) == 0) doc_read_wheel(d, path);
+  else if (!is_pins(path)) doc_inspect_path(d, path);
+}
+
+static void read_inputs(doc *d) {
+  const krait_doctor_options *o = &d->options;
+  for (uint32_t i = 0; i < o->n_paths; i++) read_path(d, o->paths[i]);
+  if (!o->n_paths && !o->log) doc_find_environment(d);
+}
+
+static void set_torch_option(doc *d) {
+  if (!d->options.torch) return;
+  const char *tag = strstr(d->options.torch, "+cu");
+  d->torch = d->options.torch;
+  d->torch_source = "--torch";
+  d->torch_number = kr_parse_torch(d->options.torch);
+  if (tag) {
+    int n = 0;
+    for (const char *p = tag + 3; *p >= '0' && *p <= '9' && n < 1000; p++) n = n * 10 + (*p - '0');
+    d->torch_cuda = kr_print_tenths(d->arena, n);
+  }
+}
+
+static doc *new_report(void) {
+  doc *d = kr_zalloc(sizeof *d);
+  if (!d) return NULL;
+  *d = (doc){.arena = kr_arena_open(), .root = "", .gpus = KR_LIST(doc_gpu), .driver = "", .driver_source = "", .kernel_driver = "", .user_driver = "", .torch = "",
+             .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .libstdcxx = "", .nvcc = "",
+             .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .sites = KR_LIST(const char *), .files = KR_LIST(doc_file),
+             .packages = KR_LIST(doc_package), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
+             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *)}};
+  if (!d->arena) kr_free(d);
+  return d->arena ? d : NULL;
+}
+
+static int32_t open_report(const char *tables, krait_report **report) {
+  *report = NULL;
+  doc *d = new_report();
+  KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for a report");
+  int32_t status = krait_tables_load(tables, &d->tables);
+  if (status < 0) krait_report_close(&d);
+  *report = d;
+  return status;
+}
+
+void krait_report_close(krait_report **report) {
+  if (!report || !*report) return;
+  krait_tables_close(&(*report)->tables);
+  kr_arena_close(&(*report)->arena);
+  kr_free(*report);
+  *report = NULL;
+}
+
+static void diagnose(doc *d) {
+  const krait_doctor_options *o = &d->options;
+  doc_find_missing(d);
+  doc_judge_all(d);
+  doc_diagnose_packages(d);
+  doc_diagnose_images(d);
+  doc_diagnose_symbols(d);
+  doc_diagnose_libraries(d);
+  doc_diagnose_driver(d);
+  for (uint32_t i = 0; i < o->n_paths; i++)
+    if (is_pins(o->paths[i])) doc_read_pins(d, o->paths[i]);
+  if (d->log.given) doc_diagnose_log(d);
+  doc_rank(d);
+}
+
+int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report) {
+  *report = NULL;
+  KR_CHECK(options && options->size >= sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options: size is not set");
+  KR_TRY(open_report(options->tables, report));
+  doc *d = *report;
+  d->options = *options;
+  d->root = options->root && strcmp(options->root, "/") != 0 ? options->root : "";
+  int32_t status = KRAIT_OK;
+  if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", options->gpu, krait_tables_date(d->tables));
+  if (options->driver && !kr_parse_driver(options->driver)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version such as 580.82", options->driver);
+  if (options->torch && !kr_parse_torch(options->torch)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version such as 2.8.0+cu128", options->torch);
+  if (status == KRAIT_OK) {
+    set_torch_option(d);
+    read_inputs(d);
+    doc_collect_facts(d);
+    if (options->log) doc_read_log(d, options->log, options->log_bytes);
+    diagnose(d);
+    if (kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the report");
+  }
+  if (status < 0) krait_report_close(report);
+  return status;
+}
+
+static int count_cuda_files(const doc *d) {
+  int n = 0;
+  for (size_t i = 0; i < d->files.n; i++) n += KR_AT(d->files, doc_file, i)->has_fatbin;
+  return n;
+}
+
+int32_t krait_report_exit(const krait_report *d, int32_t strict) {
+  int errors = 0, warnings = 0, damaged = d->unreadable.n > 0;
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    errors += f->severity == KR_ERROR;
+    warnings += f->severity == KR_WARN;
+    damaged |= strcmp(f->rule->id, "F01") == 0;
+  }
+  if (damaged) return 3;
+  if (errors) return 1;
+  if (!doc_main_cc(d) && count_cuda_files(d)) return 4;
+  return warnings && strict ? 2 : 0;
+}
+
+/* ---- explain and list ---- */
+static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
+
+static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
+  (void)d;
+  kr_text_print(text, "%s %s (%s)\n  says     %s\n", rule->id, rule->name, confidence_word(rule->confidence), rule->says);
+  kr_text_print(text, "  because  %s\n", rule->explain);
+  for (int i = 0; i < rule->n_fixes; i++) kr_text_print(text, "  %s      %s\n", i ? "   " : "fix", rule->fix[i]);
+  for (size_t i = 0; i < rule->logs.n; i++) kr_text_print(text, "  %s      %s\n", i ? "   " : "log", DOC_TEXT(rule->logs, i));
+  kr_text_print(text, "  source   %s\n", rule->source);
+}
+
+int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **out) {
+  KR_TRY(open_report(tables, report));
+  doc *d = *report;
+  kr_text text = kr_text_begin(d->arena);
+  for (size_t i = 0; i < d->tables->rules.n; i++) {
+    const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
+    if (!*id) kr_text_print(&text, "%s %-24s %s\n", rule->id, rule->name, rule->says);
+    else if (strcmp(rule->id, id) == 0) explain_rule(d, &text, rule);
+  }
+  *out = text.at;
+  if (text.length) return KRAIT_OK;
+  krait_report_close(report);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "no rule '%s'; krait doctor --explain list names them all", id);
+}
+
+static const char *image_name(doc *d, const krait_image *image) {
+  const char *suffix = image->suffix == 'a' ? "a" : image->suffix == 'f' ? "f" : "";
+  if (image->kind == KRAIT_IMAGE_PTX) return kr_arena_print(d->arena, "ptx   compute_%d%s  version %d.%d", image->sm, suffix, image->ptx / 10, image->ptx % 10);
+  if (image->kind == KRAIT_IMAGE_CUBIN) return kr_arena_print(d->arena, "cubin sm_%d%s%s", image->sm, suffix, image->relocatable ? "  relocatable" : "");
+  if (image->kind == KRAIT_IMAGE_LTO) return kr_arena_print(d->arena, "lto   %d", image->sm);
+  return kr_arena_print(d->arena, "kind %d  %d", image->raw_kind, image->sm);
+}
+
+static int32_t list_images(doc *d, krait_scan *scan, kr_text *text) {
+  static const char *const packs[] = {"", "  old packing", "  lz4", "  zstd"};
+  krait_image image = {.size = sizeof image};
+  char name[512];
+  int32_t status;
+  while ((status = krait_scan_next_image(scan, &image)) == 1) {
+    kr_text_print(text, "  %llu: %s  %llu bytes%s", (unsigned long long)image.offset, image_name(d, &image), (unsigned long long)image.unpacked_bytes, packs[image.compression]);
+    if (image.toolkit) kr_text_print(text, "  CUDA %d.%d", image.toolkit / 10, image.toolkit % 10);
+    kr_text_print(text, "%s\n", image.damaged ? "  DAMAGED" : "");
+    while (!image.damaged && krait_scan_next_kernel(scan, name, sizeof name) == 1 && text->length < 64u << 20) kr_text_print(text, "      %s\n", doc_demangle(d, kr_arena_copy(d->arena, name, strlen(name))));
+  }
+  return status;
+}
+
+int32_t krait_doctor_list(const char *path, krait_report **report, const char **out) {
+  krait_scan *scan;
+  krait_container container = {.size = sizeof container};
+  KR_TRY(open_report(NULL, report));
+  doc *d = *report;
+  kr_text text = kr_text_begin(d->arena);
+  int32_t status = krait_scan_open(path, &scan);
+  if (status == KRAIT_OK) {
+    while ((status = krait_scan_next_container(scan, &container)) == 1) {
+      kr_text_print(&text, "container at %llu in %s, %llu bytes%s\n", (unsigned long long)container.offset, container.section, (unsigned long long)container.bytes,
+                    container.relocatable ? ", relocatable" : "");
+      if ((status = list_images(d, scan, &text)) < 0) break;
+    }
+    krait_scan_close(&scan);
+  }
+  if (status == KRAIT_OK && !text.length) kr_text_print(&text, "no GPU code\n");
+  *out = text.at;
+  if (status < 0) krait_report_close(report);
+  return status;
+}

@@ -1,0 +1,294 @@
+/* inspect.c: one file into a doc_file, and the verdict over its containers. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "doc.h"
+#include "sha256.h"
+#include "status.h"
+
+enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20 };
+
+int doc_has_text(const kr_list *list, const char *text) {
+  for (size_t i = 0; i < list->n; i++)
+    if (strcmp(DOC_TEXT(*list, i), text) == 0) return 1;
+  return 0;
+}
+
+static void report_damage(doc *d, doc_file *file) {
+  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
+  doc_report(d, "F01", file, file->package, keys);
+}
+
+/* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
+static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
+  char name[256];
+  int32_t status = 0;
+  while (c->n_kernels < MAX_COUNTED_KERNELS && (status = krait_scan_next_kernel(scan, name, sizeof name)) == 1) {
+    if (c->n_kernels++ < DOC_KEPT_KERNELS) doc_add_text(d, &c->kernels, kr_arena_copy(d->arena, name, strlen(name)));
+  }
+  if (status < 0) c->n_kernels = -1;
+  if (kr_scan_toolkit(scan)) c->toolkit = kr_scan_toolkit(scan);
+}
+
+static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container *c) {
+  krait_image image = {.size = sizeof image};
+  int32_t status;
+  int has_ptx = 0;
+  while ((status = krait_scan_next_image(scan, &image)) == 1) {
+    *(krait_image *)kr_list_push(d->arena, &c->images) = image;
+    has_ptx |= image.kind == KRAIT_IMAGE_PTX;
+    if (image.damaged) {
+      const char *keys[] = {"why", kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image.label_sm,
+                                                  (unsigned long long)image.offset), NULL};
+      doc_finding *f = doc_report(d, "F01", file, file->package, keys);
+      if (f) f->offset = (int64_t)image.offset;
+    }
+    if (image.kind == KRAIT_IMAGE_CUBIN && c->n_kernels == 0 && !image.damaged) read_kernels(d, scan, c);
+    if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
+  }
+  if (c->n_kernels == 0 && has_ptx) c->n_kernels = -1;
+  if (c->toolkit > file->toolkit) file->toolkit = c->toolkit;
+  if (status < 0) report_damage(d, file);
+}
+
+static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
+  krait_container container = {.size = sizeof container};
+  int32_t status;
+  while ((status = krait_scan_next_container(scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT) {
+    doc_container *c = kr_list_push(d->arena, &file->containers);
+    *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
+                         .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *),
+                         .verdict = KRAIT_VERDICT_STUB};
+    doc_container work = *c; /* reports may push; the list of containers does not move meanwhile, but keep it plain */
+    read_images(d, scan, file, &work);
+    work.linked = kr_scan_is_linked(scan, container.offset) == 1;
+    *c = work;
+    file->has_fatbin = 1;
+  }
+  if (status < 0) report_damage(d, file);
+  file->has_relfatbin = kr_scan_has_relfatbin(scan);
+}
+
+typedef struct version_user {
+  doc *d;
+  doc_file *file;
+} version_user;
+
+static void add_version(void *user, const char *file, const char *version) {
+  version_user *u = user;
+  if (strncmp(version, "GLIBC", 5) != 0 && strncmp(version, "CXXABI_", 7) != 0 && strncmp(version, "GCC_", 4) != 0) return;
+  doc_version *v = kr_list_push(u->d->arena, &u->file->versions);
+  *v = (doc_version){kr_arena_copy(u->d->arena, file, strlen(file)), kr_arena_copy(u->d->arena, version, strlen(version))};
+}
+
+static const char *dynamic_string(doc *d, krait_scan *scan, uint64_t value) {
+  char text[4096];
+  int32_t n = kr_elf_string(kr_scan_elf(scan), kr_scan_dynamic(scan)->strings + value, text, sizeof text);
+  return n < 0 ? "" : kr_arena_copy(d->arena, text, (size_t)n);
+}
+
+static void read_dynamic(doc *d, krait_scan *scan, doc_file *file) {
+  enum { DT_NEEDED = 1, DT_SONAME = 14, DT_RPATH = 15, DT_RUNPATH = 29 };
+  const kr_dynamic *dynamic = kr_scan_dynamic(scan);
+  kr_elf *elf = kr_scan_elf(scan);
+  for (uint64_t i = 0; i < dynamic->n_entries && file->needed.n < 4096; i++) {
+    uint64_t tag, value;
+    if (kr_elf_dynamic_entry(elf, dynamic, i, &tag, &value) < 0) break;
+    if (tag == DT_NEEDED) doc_add_text(d, &file->needed, dynamic_string(d, scan, value));
+    if (tag == DT_SONAME) file->soname = dynamic_string(d, scan, value);
+    if (tag == DT_RPATH) file->rpath = dynamic_string(d, scan, value);
+    if (tag == DT_RUNPATH) file->runpath = dynamic_string(d, scan, value);
+  }
+  version_user user = {d, file};
+  kr_elf_versions(elf, dynamic, 1, add_version, &user);
+}
+
+static void classify(doc_file *file) {
+  for (size_t i = 0; i < file->needed.n; i++) {
+    const char *name = DOC_TEXT(file->needed, i);
+    if (strncmp(name, "libcudart", 9) == 0 || strncmp(name, "libcublas", 9) == 0 || strncmp(name, "libcuda.so", 10) == 0) file->is_cuda = 1;
+    if (strncmp(name, "libc10", 6) == 0 || strncmp(name, "libtorch", 8) == 0) file->is_extension = 1;
+    if (strncmp(name, "libc10_cuda", 11) == 0 || strncmp(name, "libtorch_cuda", 13) == 0) file->is_cuda = 1;
+  }
+  if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0) file->is_torch = 1, file->is_extension = 0;
+  if (file->has_fatbin) file->is_cuda = 1;
+}
+
+static doc_file *add_file(doc *d, const char *path) {
+  doc_file *file = kr_list_push(d->arena, &d->files);
+  const char *slash = strrchr(path, '/');
+  *file = (doc_file){.path = path, .name = slash ? slash + 1 : path, .package = "", .package_version = "", .sha256 = "", .soname = "", .rpath = "", .runpath = "",
+                     .containers = KR_LIST(doc_container), .needed = KR_LIST(const char *), .versions = KR_LIST(doc_version),
+                     .undefined = KR_LIST(const char *), .missing = KR_LIST(const char *), .abi = DOC_ABI_UNKNOWN, .verdict = KRAIT_VERDICT_STUB};
+  return file;
+}
+
+doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
+  krait_scan *scan;
+  doc_file *file = add_file(d, path);
+  file->bytes = source->size;
+  char head[64] = "";
+  if (source->size) kr_source_read(source, 0, head, source->size < sizeof head ? (size_t)source->size : sizeof head);
+  if (source->size == 0 || strncmp(head, "version https://git-lfs", 23) == 0) {
+    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes", "pkgv", file->package, NULL};
+    doc_report(d, "W06", file, "", keys);
+    return file;
+  }
+  if (kr_scan_open_source(source, &scan) < 0) {
+    report_damage(d, file);
+    return file;
+  }
+  file->kind = krait_scan_kind(scan);
+  if (d->options.deep) kr_scan_set_deep(scan);
+  if (kr_scan_elf(scan)) {
+    file->machine = kr_scan_elf(scan)->machine;
+    file->bits = kr_scan_elf(scan)->bits;
+    read_dynamic(d, scan, file);
+    doc_collect_symbols(d, file, scan);
+  }
+  read_containers(d, scan, file);
+  classify(file);
+  krait_scan_close(&scan);
+  char hex[65];
+  if ((source->size <= HASH_LIMIT_BYTES || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
+  return file;
+}
+
+doc_file *doc_inspect_path(doc *d, const char *path) {
+  kr_source source;
+  if (kr_source_open(&source, path) < 0) {
+    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    return NULL;
+  }
+  doc_file *file = doc_inspect_source(d, &source, path);
+  kr_source_close(&source);
+  return file;
+}
+
+/* ---- verdicts ---- */
+static krait_target target_of(const doc *d, int cc) {
+  return (krait_target){.size = sizeof(krait_target), .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda, .force_ptx_jit = *d->env_force_jit && *d->env_force_jit != '0'};
+}
+
+static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable) {
+  int best = KRAIT_VERDICT_NONE;
+  for (size_t i = 0; i < c->images.n; i++) {
+    const krait_image *image = KR_AT(c->images, krait_image, i);
+    if (image->kind == KRAIT_IMAGE_CUBIN && image->relocatable && !want_relocatable) continue;
+    int verdict = krait_rule(d->tables, image, target);
+    if (verdict < best) best = verdict;
+  }
+  return best;
+}
+
+/* PTX of relocatable containers is what the driver links when the linked container has nothing. */
+static int best_relocatable_ptx(const doc *d, const doc_file *file, const krait_target *target) {
+  int best = KRAIT_VERDICT_NONE;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    int verdict = c->relocatable ? best_image(d, c, target, 0) : KRAIT_VERDICT_NONE;
+    if (verdict < best) best = verdict;
+  }
+  return best;
+}
+
+static int has_final_container(const doc_file *file) {
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (!c->relocatable && c->n_kernels) return 1;
+  }
+  return 0;
+}
+
+static int has_linked_container(const doc_file *file) {
+  for (size_t i = 0; i < file->containers.n; i++)
+    if (KR_AT(file->containers, doc_container, i)->linked) return 1;
+  return 0;
+}
+
+static void judge_file(const doc *d, doc_file *file, int cc) {
+  krait_target target = target_of(d, cc);
+  int final = has_final_container(file), from_ptx = file->has_relfatbin ? best_relocatable_ptx(d, file, &target) : KRAIT_VERDICT_NONE;
+  int any_linked = has_linked_container(file);
+  file->n_judged = file->n_lost = 0;
+  file->verdict = KRAIT_VERDICT_STUB;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->n_kernels == 0 || (c->relocatable && final)) continue;
+    int verdict = best_image(d, c, &target, c->relocatable);
+    if (verdict > from_ptx && (c->linked || !any_linked)) verdict = from_ptx;
+    c->verdict = verdict;
+    file->n_judged++;
+    if (verdict > KRAIT_VERDICT_JIT) file->n_lost++;
+    if (file->verdict == KRAIT_VERDICT_STUB || verdict > file->verdict) file->verdict = verdict;
+  }
+}
+
+/* Several devices: the file keeps the verdict of the one that it serves worst. */
+void doc_judge_all(doc *d) {
+  for (size_t i = 0; i < d->files.n; i++) {
+    doc_file *file = KR_AT(d->files, doc_file, i);
+    int worst = -1, worst_cc = 0;
+    for (size_t g = 0; g < d->gpus.n; g++) {
+      int cc = KR_AT(d->gpus, doc_gpu, g)->cc;
+      if (!cc) continue;
+      judge_file(d, file, cc);
+      if (file->verdict != KRAIT_VERDICT_STUB && file->verdict > worst) worst = file->verdict, worst_cc = cc;
+    }
+    if (worst_cc) judge_file(d, file, worst_cc);
+  }
+}
+
+/* ---- printing sets ---- */
+static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+/* Distinct targets of one kind as keys sm * 4 + suffix. */
+static int collect(const kr_list *images, int kind, int *keys, int n, int cap, int *ptx) {
+  for (size_t i = 0; i < images->n; i++) {
+    const krait_image *image = KR_AT(*images, krait_image, i);
+    int key = image->sm * 4 + (image->suffix == 'a' ? 1 : image->suffix == 'f' ? 2 : 0), seen = 0;
+    if (image->kind != kind || image->damaged) continue;
+    if (ptx && image->ptx > *ptx) *ptx = image->ptx;
+    for (int k = 0; k < n; k++) seen |= keys[k] == key;
+    if (!seen && n < cap) keys[n++] = key;
+  }
+  return n;
+}
+
+static void print_keys(kr_text *text, int *keys, int n) {
+  qsort(keys, (size_t)n, sizeof *keys, compare_ints);
+  for (int i = 0; i < n; i++) kr_text_print(text, " %d%s", keys[i] / 4, keys[i] % 4 == 1 ? "a" : keys[i] % 4 == 2 ? "f" : "");
+}
+
+static const char *print_images(doc *d, const kr_list *const *lists, size_t n_lists) {
+  int cubins[64], ptxs[64], others[8], n_cubins = 0, n_ptxs = 0, n_others = 0, version = 0;
+  for (size_t i = 0; i < n_lists; i++) {
+    n_cubins = collect(lists[i], KRAIT_IMAGE_CUBIN, cubins, n_cubins, 64, NULL);
+    n_ptxs = collect(lists[i], KRAIT_IMAGE_PTX, ptxs, n_ptxs, 64, &version);
+    n_others = collect(lists[i], KRAIT_IMAGE_LTO, others, n_others, 8, NULL);
+  }
+  kr_text text = kr_text_begin(d->arena);
+  if (n_cubins) kr_text_print(&text, "sm"), print_keys(&text, cubins, n_cubins);
+  if (n_ptxs) kr_text_print(&text, "%sPTX %d.%d for", n_cubins ? ", " : "", version / 10, version % 10), print_keys(&text, ptxs, n_ptxs);
+  if (n_cubins && !n_ptxs) kr_text_print(&text, ", no PTX");
+  if (n_others) kr_text_print(&text, "%sLTO", text.length ? ", " : "");
+  if (!text.length) kr_text_print(&text, "nothing that can run");
+  return text.at;
+}
+
+const char *doc_print_container(doc *d, const doc_container *container) {
+  const kr_list *list = &container->images;
+  return print_images(d, &list, 1);
+}
+
+/* The union is only for people to read; verdicts never use it. */
+const char *doc_print_set(doc *d, const doc_file *file) {
+  size_t n = 0;
+  const kr_list **lists = kr_arena_alloc(d->arena, (file->containers.n + 1) * sizeof *lists);
+  if (!lists || kr_arena_failed(d->arena)) return "";
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->n_kernels) lists[n++] = &c->images;
+  }
+  return print_images(d, lists, n);
+}

@@ -1,0 +1,209 @@
+/* report_text.c: the report for people: 80 columns, readable without colour; and the plan, the shortest way out. */
+#include <ctype.h>
+#include <string.h>
+
+#include "doc.h"
+#include "report.h"
+
+enum { WIDTH = 80 };
+
+/* ---- safe text ---- */
+/* Bytes of the UTF-8 character at p, 0 when it is none or a control character. */
+static size_t utf8_length(const unsigned char *p) {
+  size_t n = *p < 0x80 ? 1 : *p >= 0xc2 && *p < 0xe0 ? 2 : *p >= 0xe0 && *p < 0xf0 ? 3 : *p >= 0xf0 && *p < 0xf5 ? 4 : 0;
+  for (size_t i = 1; i < n; i++)
+    if ((p[i] & 0xc0) != 0x80) return 0;
+  if (n == 1 && (*p < 32 || *p == 127)) return 0;
+  if (n == 2 && *p == 0xc2 && p[1] < 0xa0) return 0; /* C1 controls */
+  if (n == 3 && ((*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] >= 0xa0))) return 0;
+  if (n == 4 && ((*p == 0xf0 && p[1] < 0x90) || (*p == 0xf4 && p[1] >= 0x90))) return 0;
+  return n;
+}
+
+const char *doc_printable(doc *d, const char *text) {
+  kr_text out = kr_text_begin(d->arena);
+  for (const unsigned char *p = (const unsigned char *)text; *p;) {
+    size_t n = utf8_length(p);
+    if (n) kr_text_add(&out, (const char *)p, n), p += n;
+    else kr_text_print(&out, "\\x%02x", *p++);
+  }
+  return out.at;
+}
+
+static size_t columns(const char *text, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; i++) count += ((unsigned char)text[i] & 0xc0) != 0x80;
+  return count;
+}
+
+typedef struct printer {
+  doc *d;
+  kr_text out;
+  int color;
+} printer;
+
+static const char *paint(const printer *p, const char *code) { return p->color ? code : ""; }
+
+/* Prints text after head, wrapped at blanks; the following lines begin with indent blanks. A command's break is a backslash. */
+static void wrap(printer *p, const char *head, size_t indent, const char *text, int is_command) {
+  size_t at = columns(head, strlen(head)), room = WIDTH - (is_command ? 2 : 0);
+  kr_text_print(&p->out, "%s", head);
+  if (at < indent) kr_text_print(&p->out, "%*s", (int)(indent - at), ""), at = indent;
+  text = doc_printable(p->d, text);
+  for (int first = 1; *text; first = 0) {
+    text += strspn(text, " ");
+    size_t n = strcspn(text, " "), width = columns(text, n);
+    if (!n) break;
+    if (!first && at + 1 + width > room) {
+      kr_text_print(&p->out, "%s\n%*s", is_command ? " \\" : "", (int)indent, "");
+      at = indent;
+      first = 1;
+    }
+    if (!first) kr_text_print(&p->out, " "), at++;
+    while (!is_command && at + width > WIDTH && width > 1) { /* a word that fits no line, such as a path, is cut */
+      size_t take = WIDTH - at, bytes = 0;
+      for (size_t seen = 0; bytes < n && seen < take; seen++)
+        for (bytes++; bytes < n && ((unsigned char)text[bytes] & 0xc0) == 0x80;) bytes++;
+      kr_text_add(&p->out, text, bytes);
+      kr_text_print(&p->out, "\n%*s", (int)indent, "");
+      text += bytes, n -= bytes, width = columns(text, n), at = indent;
+    }
+    kr_text_add(&p->out, text, n);
+    at += width;
+    text += n;
+  }
+  kr_text_print(&p->out, "\n");
+}
+
+/* ---- head ---- */
+static void print_head(printer *p) {
+  doc *d = p->d;
+  kr_text line = kr_text_begin(d->arena);
+  for (size_t i = 0; i < d->gpus.n && i < 4; i++) {
+    const doc_gpu *gpu = KR_AT(d->gpus, doc_gpu, i);
+    kr_text_print(&line, "%s%s (%s, from %s)", i ? ", " : "", gpu->name, gpu->cc ? kr_print_cc(d->arena, gpu->cc) : "unknown to these tables", gpu->source);
+  }
+  if (!d->gpus.n) kr_text_print(&line, "no GPU known");
+  if (*d->driver) kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000, d->driver_cuda / 10 % 100, d->driver_source);
+  if (*d->torch) kr_text_print(&line, " · torch %s (from %s)", d->torch, d->torch_source);
+  if (d->python) kr_text_print(&line, " · Python %d.%d", d->python / 100, d->python % 100);
+  wrap(p, "krait doctor: ", 2, line.at, 0);
+}
+
+/* ---- what is fine ---- */
+static void print_good_files(printer *p) {
+  doc *d = p->d;
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!file->n_judged || file->verdict > KRAIT_VERDICT_JIT || !doc_main_cc(d)) continue;
+    const char *how = file->verdict == KRAIT_VERDICT_NATIVE ? "native" : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version" : "PTX, compiled at first start";
+    wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
+         kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", file->name, file->n_judged, file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s",
+                        kr_print_cc(d->arena, doc_main_cc(d)), how, doc_print_set(d, file)), 0);
+  }
+  for (size_t i = 0; i < d->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->notes, i), 0);
+}
+
+static void print_inventory(printer *p) {
+  doc *d = p->d;
+  for (size_t i = 0; i < d->files.n && !doc_main_cc(d); i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!file->has_fatbin) continue;
+    const char *by = file->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, file->toolkit)) : "";
+    wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "%s  %zu container%s: %s%s", file->name, file->containers.n, file->containers.n > 1 ? "s" : "", doc_print_set(d, file), by), 0);
+  }
+}
+
+/* ---- findings ---- */
+static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
+
+static int is_command(const char *fix) {
+  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "FLASH", "MAMBA", "CAUSAL", "TORCH_CUDA", "CUDA_"};
+  for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+    if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
+  return strstr(fix, "-m pip install") != NULL && *fix == '/';
+}
+
+static void print_finding(printer *p, const doc_finding *f) {
+  static const char *const marks[] = {"[✗]", "[!]", "[i]"}, *const colors[] = {"\033[31m", "\033[33m", "\033[36m"};
+  doc *d = p->d;
+  const char *about = *f->file ? f->file : *f->package ? f->package : f->rule->name;
+  wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")), 4, about, 0);
+  wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, confidence_word(f->confidence)), 17, f->says, 0);
+  for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
+  for (size_t i = 0; i < f->fixes.n; i++) wrap(p, i ? "" : "    fix", 17, DOC_TEXT(f->fixes, i), is_command(DOC_TEXT(f->fixes, i)));
+}
+
+static int is_shown(const doc *d, const doc_finding *f) {
+  if (f->severity != KR_INFO || d->options.all || d->log.given) return 1;
+  return strcmp(f->rule->id, "L02") != 0;
+}
+
+const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
+  printer p = {.d = d, .out = kr_text_begin(d->arena), .color = color};
+  int n[3] = {0};
+  print_head(&p);
+  print_good_files(&p);
+  print_inventory(&p);
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (!is_shown(d, f)) continue;
+    n[f->severity]++;
+    print_finding(&p, f);
+  }
+  for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
+  if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
+  if (!doc_main_cc(d) && d->files.n) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
+  kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
+  if (d->findings.n) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", KR_AT(d->findings, doc_finding, 0)->rule->id);
+  kr_text_print(&p.out, "\n");
+  return p.out.at;
+}
+
+/* ---- the plan ---- */
+static int plan_step(const doc_finding *f) {
+  const char *id = f->rule->id;
+  if (strncmp(f->rule->id, "D", 1) == 0 && strcmp(id, "D07") != 0) return 1;
+  if (strcmp(id, "K10") == 0 || strcmp(id, "S05") == 0) return 0;
+  if (strcmp(id, "K14") == 0 || strcmp(id, "D07") == 0) return 3;
+  if (*id == 'B') return 2;
+  if (*id == 'L' || strcmp(id, "S06") == 0) return 4;
+  return 5;
+}
+
+/* The first command of a finding that removes or installs; uninstalling is left to --force-reinstall. */
+static const char *plan_command(const doc_finding *f) {
+  for (size_t i = 0; i < f->fixes.n; i++) {
+    const char *fix = DOC_TEXT(f->fixes, i);
+    if (is_command(fix) && strncmp(fix, "pip uninstall", 13) != 0) return fix;
+  }
+  return "";
+}
+
+static int already_planned(const kr_list *planned, const doc_finding *f, const char *command) {
+  for (size_t i = 0; i < planned->n; i++) {
+    const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
+    if (strcmp(plan_command(other), command) == 0) return 1;
+    if (*f->package && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
+  }
+  return 0;
+}
+
+const char *krait_report_plan(krait_report *d) {
+  kr_text out = kr_text_begin(d->arena);
+  kr_list planned = KR_LIST(const doc_finding *);
+  int torch_changes = 0;
+  for (int step = 0; step <= 5; step++)
+    for (size_t i = 0; i < d->findings.n; i++) {
+      const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+      if (f->severity == KR_INFO || plan_step(f) != step) continue;
+      const char *command = plan_command(f);
+      if (!*command || already_planned(&planned, f, command)) continue;
+      *(const doc_finding **)kr_list_push(d->arena, &planned) = f;
+      torch_changes |= step == 3;
+      kr_text_print(&out, "%s\n", doc_printable(d, command));
+    }
+  if (torch_changes) kr_text_print(&out, "krait doctor   # torch changes: look again, extensions may need a rebuild for it\n");
+  if (!out.length) kr_text_print(&out, "# nothing to do\n");
+  return out.at;
+}

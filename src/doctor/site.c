@@ -1,0 +1,443 @@
+/* site.c: Python environments and wheels: dist-info folders, RECORD, torch, and the shared libraries to inspect. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "doc.h"
+#include "env.h"
+#include "sha256.h"
+#include "status.h"
+#include "zip_file.h"
+
+enum { MAX_META_BYTES = 8 << 20, MAX_RECORD_BYTES = 64 << 20, MAX_DEPTH = 12, MAX_FILES = 20000, HASH_LIMIT_BYTES = 4 << 20 };
+
+const char *doc_normalise(doc *d, const char *name, size_t n) {
+  char *out = kr_arena_copy(d->arena, name, n);
+  size_t k = 0;
+  for (size_t i = 0; i < n && name[i]; i++) {
+    char c = (char)tolower((unsigned char)name[i]);
+    if (c == '_' || c == '.') c = '-';
+    if (c == '-' && k && out[k - 1] == '-') continue;
+    out[k++] = c;
+  }
+  if (n) out[k] = '\0';
+  return out;
+}
+
+const doc_package *doc_next_package(const doc *d, const char *name, size_t *at) {
+  while (*at < d->packages.n) {
+    const doc_package *p = KR_AT(d->packages, doc_package, (*at)++);
+    if (strcmp(p->name, name) == 0) return p;
+  }
+  return NULL;
+}
+
+const doc_package *doc_find_package(const doc *d, const char *name) {
+  size_t at = 0;
+  return doc_next_package(d, name, &at);
+}
+
+const char *doc_header(doc *d, const char *text, const char *key) {
+  size_t n = strlen(key);
+  for (const char *line = text; line && *line;) {
+    size_t length = strcspn(line, "\r\n");
+    if (length == 0) break; /* the body follows */
+    if (length > n && strncasecmp(line, key, n) == 0 && line[n] == ':') {
+      const char *value = line + n + 1 + strspn(line + n + 1, " ");
+      return kr_arena_copy(d->arena, value, (size_t)(line + length > value ? line + length - value : 0));
+    }
+    line += length;
+    line += strspn(line, "\r");
+    line += *line == '\n';
+  }
+  return "";
+}
+
+static void add_headers(doc *d, const char *text, const char *key, kr_list *list) {
+  size_t n = strlen(key);
+  for (const char *line = text; line && *line;) {
+    size_t length = strcspn(line, "\n");
+    if (length > n + 2 && strncmp(line, key, n) == 0 && line[n] == ':') {
+      size_t end = length - (line[length - 1] == '\r');
+      doc_add_text(d, list, kr_arena_copy(d->arena, line + n + 2, end > n + 2 ? end - n - 2 : 0));
+    }
+    line += length + (line[length] == '\n');
+  }
+}
+
+/* ---- RECORD ---- */
+static int is_library_name(const char *path) {
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *so = strstr(name, ".so");
+  return so && (so[3] == '\0' || so[3] == '.');
+}
+
+/* sha256 of RECORD is base64 for URLs without padding; ours is hexadecimal. */
+static int same_hash(const char *base64, const char *hex) {
+  static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  uint32_t bits = 0;
+  int n_bits = 0, at = 0;
+  for (const char *p = base64; *p && *p != '=' && at < 64; p++) {
+    const char *found = strchr(letters, *p);
+    if (!found) return 0;
+    bits = bits << 6 | (uint32_t)(found - letters);
+    for (n_bits += 6; n_bits >= 4 && at < 64; n_bits -= 4)
+      if ("0123456789abcdef"[bits >> (n_bits - 4) & 15] != hex[at++]) return 0;
+  }
+  return at == 64;
+}
+
+static void report_record(doc *d, const doc_file *file, const doc_package *p, const char *why) {
+  const char *keys[] = {"why", why, "pkgv", kr_arena_print(d->arena, "%s==%s", p->name, p->version), NULL};
+  doc_report(d, "W06", file, p->name, keys);
+}
+
+static void check_record(doc *d, const doc_file *file, const doc_package *p, const char *hash, const char *size) {
+  uint64_t bytes = strtoull(size, NULL, 10);
+  if (file->bytes == 0 || p->by_distribution) return; /* reported already; distributions strip files and keep RECORD */
+  if (*size && bytes != file->bytes)
+    report_record(d, file, p, kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
+  else if (strncmp(hash, "sha256=", 7) == 0 && *file->sha256 && !same_hash(hash + 7, file->sha256))
+    report_record(d, file, p, "its content differs from the hash in RECORD");
+}
+
+/* Splits one CSV line in place; quotes only where a path holds a comma. */
+static int split_record(char *line, const char *field[3]) {
+  char *p = line;
+  field[0] = field[1] = field[2] = "";
+  if (*p == '"') {
+    field[0] = ++p;
+    p = strchr(p, '"');
+    if (!p) return 0;
+    *p++ = '\0';
+    if (*p == ',') p++;
+  } else {
+    field[0] = p;
+    p = strchr(p, ',');
+    if (!p) return 1;
+    *p++ = '\0';
+  }
+  field[1] = p;
+  p = strchr(p, ',');
+  if (!p) return 1;
+  *p++ = '\0';
+  field[2] = p;
+  return 1;
+}
+
+static int is_known_file(const doc *d, const char *path) {
+  for (size_t i = 0; i < d->files.n; i++)
+    if (strcmp(KR_AT(d->files, doc_file, i)->path, path) == 0) return 1;
+  return 0;
+}
+
+static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
+  if (d->files.n >= MAX_FILES || is_known_file(d, path)) return NULL;
+  size_t before = d->findings.n;
+  doc_file *file = doc_inspect_path(d, path);
+  if (!file || !p) return file;
+  file->package = p->name;
+  file->package_version = p->version;
+  for (size_t i = before; i < d->findings.n; i++) { /* found while reading, before the owner was known */
+    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (!*f->package) f->package = p->name;
+  }
+  return file;
+}
+
+static void read_record(doc *d, const doc_package *p) {
+  char *text = (char *)doc_read_text(d, kr_arena_print(d->arena, "%s/RECORD", p->dist_info), MAX_RECORD_BYTES);
+  for (char *line = text; line && *line;) {
+    char *end = strchr(line, '\n');
+    const char *field[3];
+    if (end) *end = '\0';
+    size_t n = strlen(line);
+    if (n && line[n - 1] == '\r') line[n - 1] = '\0';
+    if (split_record(line, field) && is_library_name(field[0]) && field[0][0] != '/') {
+      const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
+      if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name}, p, "RECORD names it, and it is not there");
+      doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
+      if (file) check_record(d, file, p, field[1], field[2]);
+    }
+    line = end ? end + 1 : NULL;
+  }
+}
+
+/* ---- packages ---- */
+static doc_package *add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
+  doc_package *p = kr_list_push(d->arena, &d->packages);
+  const char *name = doc_header(d, metadata, "Name");
+  *p = (doc_package){.name = doc_normalise(d, name, strlen(name)), .version = doc_header(d, metadata, "Version"), .dist_info = "", .site = "",
+                     .tags = KR_LIST(const char *), .requires = KR_LIST(const char *)};
+  add_headers(d, metadata, "Requires-Dist", &p->requires);
+  add_headers(d, wheel, "Tag", &p->tags);
+  int local_tag = 0;
+  for (size_t i = 0; i < p->tags.n; i++) local_tag |= strstr(DOC_TEXT(p->tags, i), "-linux_") != NULL;
+  p->built_here = (*direct_url && !strstr(direct_url, ".whl\"")) || (local_tag && !strchr(p->version, '+') && !*direct_url);
+  return p;
+}
+
+static const char *read_or_empty(doc *d, const char *folder, const char *name) {
+  const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/%s", folder, name), MAX_META_BYTES);
+  return text ? text : "";
+}
+
+static void read_dist_info(doc *d, const char *site, const char *folder) {
+  const char *path = kr_arena_print(d->arena, "%s/%s", site, folder);
+  doc_package *p = add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
+  p->dist_info = path;
+  p->site = site;
+  const char *installer = read_or_empty(d, path, "INSTALLER");
+  p->by_distribution = strstr(path, "/usr/lib/python3") != NULL || strncmp(installer, "debian", 6) == 0 || strncmp(installer, "rpm", 3) == 0;
+  if (!*p->name) { /* METADATA is missing: the folder's name is NAME-VERSION.dist-info */
+    size_t n = strcspn(folder, "-");
+    p->name = doc_normalise(d, folder, n);
+    const char *version = folder[n] ? folder + n + 1 : "", *end = strstr(version, ".dist-info");
+    p->version = kr_arena_copy(d->arena, version, end ? (size_t)(end - version) : strlen(version));
+  }
+}
+
+/* "x = 'y'" of a Python file. */
+static const char *assigned(doc *d, const char *text, const char *name) {
+  size_t n = strlen(name);
+  for (const char *at = strstr(text, name); at; at = strstr(at + 1, name)) {
+    if (at != text && at[-1] != '\n') continue;
+    const char *p = at + n;
+    p += strcspn(p, "=\n");
+    if (*p != '=') continue;
+    p += 1 + strspn(p + 1, " ");
+    if (*p != '\'' && *p != '"') return "";
+    return kr_arena_copy(d->arena, p + 1, strcspn(p + 1, "'\"\n"));
+  }
+  return "";
+}
+
+static int tenths_of_tag(const char *version) {
+  const char *cu = strstr(version, "+cu");
+  return cu ? atoi(cu + 3) : 0;
+}
+
+static void set_torch(doc *d, const char *version, const char *cuda, const char *source) {
+  d->torch = version;
+  d->torch_number = kr_parse_torch(version);
+  d->torch_source = source;
+  int tag = tenths_of_tag(version);
+  d->torch_cuda = *cuda ? cuda : tag ? kr_print_tenths(d->arena, tag) : "";
+}
+
+static int has_prefix_in(const char *folder, const char *prefix) {
+  DIR *dir = opendir(folder);
+  int found = 0;
+  if (!dir) return 0;
+  for (struct dirent *entry; !found && (entry = readdir(dir));) found = strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+  closedir(dir);
+  return found;
+}
+
+static void read_torch(doc *d, const char *site) {
+  const char *lib = kr_arena_print(d->arena, "%s/torch/lib", site);
+  const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/torch/version.py", site), 65536);
+  if (!text || *d->torch_lib) return;
+  d->torch_lib = lib;
+  d->torch_is_cpu = !has_prefix_in(lib, "libtorch_cuda") && !has_prefix_in(lib, "libtorch_hip");
+  if (!d->options.torch) set_torch(d, assigned(d, text, "__version__"), assigned(d, text, "cuda"), "torch/version.py");
+}
+
+/* ---- folders ---- */
+static void walk_libraries(doc *d, const char *folder, int depth) {
+  DIR *dir = opendir(folder);
+  if (!dir) {
+    if (depth == 0) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", folder));
+    return;
+  }
+  for (struct dirent *entry; (entry = readdir(dir));) {
+    struct stat info;
+    if (entry->d_name[0] == '.') continue;
+    const char *path = kr_arena_print(d->arena, "%s/%s", folder, entry->d_name);
+    if (lstat(path, &info) != 0) continue;
+    if (S_ISDIR(info.st_mode) && depth < MAX_DEPTH) walk_libraries(d, path, depth + 1);
+    if (S_ISREG(info.st_mode) && is_library_name(entry->d_name)) inspect_once(d, path, NULL);
+  }
+  closedir(dir);
+}
+
+static int python_of_path(const char *path) {
+  const char *at = strstr(path, "python3.");
+  return at && isdigit((unsigned char)at[8]) ? 300 + atoi(at + 8) : 0;
+}
+
+void doc_read_site(doc *d, const char *site) {
+  DIR *dir = opendir(site);
+  if (!dir || doc_has_text(&d->sites, site)) {
+    if (dir) closedir(dir);
+    else doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", site));
+    return;
+  }
+  doc_add_text(d, &d->sites, site);
+  d->is_environment = 1;
+  size_t first = d->packages.n;
+  for (struct dirent *entry; (entry = readdir(dir));) {
+    size_t n = strlen(entry->d_name);
+    if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0) read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
+  }
+  closedir(dir);
+  if (!d->python) d->python = python_of_path(site), d->python_source = "the folder's name";
+  if (!*d->prefix) {
+    const char *lib = strstr(site, "/lib/python3.");
+    if (lib) d->prefix = kr_arena_copy(d->arena, site, (size_t)(lib - site));
+  }
+  read_torch(d, site);
+  for (size_t i = first; i < d->packages.n; i++) {
+    doc_package copy = *KR_AT(d->packages, doc_package, i); /* the list may move */
+    read_record(d, &copy);
+  }
+  walk_libraries(d, site, 0);
+}
+
+static int is_site(doc *d, const char *path) {
+  const char *name = strrchr(path, '/');
+  name = name ? name + 1 : path;
+  if (strcmp(name, "site-packages") == 0 || strcmp(name, "dist-packages") == 0) return 1;
+  DIR *dir = opendir(path);
+  int found = 0;
+  if (!dir) return 0;
+  for (struct dirent *entry; !found && (entry = readdir(dir));) found = strstr(entry->d_name, ".dist-info") != NULL;
+  closedir(dir);
+  (void)d;
+  return found;
+}
+
+/* lib/python3.*'s site-packages of an environment; 1 when there was one. */
+static int read_prefix(doc *d, const char *prefix) {
+  const char *lib = kr_arena_print(d->arena, "%s/lib", prefix);
+  DIR *dir = opendir(lib);
+  int found = 0;
+  if (!dir) return 0;
+  for (struct dirent *entry; (entry = readdir(dir));) {
+    if (strncmp(entry->d_name, "python3", 7) != 0) continue;
+    static const char *const names[] = {"site-packages", "dist-packages"};
+    for (int i = 0; i < 2; i++) {
+      const char *site = kr_arena_print(d->arena, "%s/%s/%s", lib, entry->d_name, names[i]);
+      if (access(site, R_OK) != 0) continue;
+      if (!*d->prefix) d->prefix = prefix;
+      doc_read_site(d, site);
+      found = 1;
+    }
+  }
+  closedir(dir);
+  return found;
+}
+
+void doc_read_folder(doc *d, const char *path) {
+  size_t n = strlen(path);
+  while (n > 1 && path[n - 1] == '/') n--;
+  const char *folder = kr_arena_copy(d->arena, path, n);
+  if (is_site(d, folder)) doc_read_site(d, folder);
+  else if (!read_prefix(d, folder)) walk_libraries(d, folder, 0);
+}
+
+static const char *python_prefix_on_path(doc *d) {
+  const char *path = kr_env_foreign("PATH");
+  char real[4096];
+  for (const char *p = path ? path : ""; *p;) {
+    size_t n = strcspn(p, ":");
+    if (n && realpath(kr_arena_print(d->arena, "%.*s/python3", (int)n, p), real)) {
+      char *bin = strstr(real, "/bin/python3");
+      if (bin) return kr_arena_copy(d->arena, real, (size_t)(bin - real));
+    }
+    p += n + (p[n] == ':');
+  }
+  return "";
+}
+
+void doc_find_environment(doc *d) {
+  const char *venv = kr_env_foreign("VIRTUAL_ENV"), *conda = kr_env_foreign("CONDA_PREFIX");
+  if (venv && *venv && read_prefix(d, venv)) return;
+  if (conda && *conda && read_prefix(d, conda)) return;
+  if (access(".venv", F_OK) == 0 && read_prefix(d, ".venv")) return;
+  if (*d->root) {
+    read_prefix(d, doc_path(d, "/usr"));
+    read_prefix(d, doc_path(d, "/usr/local"));
+    return;
+  }
+  const char *prefix = python_prefix_on_path(d);
+  if (*prefix && read_prefix(d, prefix)) return;
+}
+
+/* ---- wheels ---- */
+static const char *member_text(doc *d, kr_zip *zip, int64_t i) {
+  kr_source *source;
+  if (i < 0 || kr_zip_source_open(zip, i, &source) < 0) return "";
+  size_t n = source->size < MAX_META_BYTES ? (size_t)source->size : MAX_META_BYTES;
+  char *text = kr_arena_alloc(d->arena, n + 1);
+  if (!text || kr_source_read(source, 0, text, n) < 0) text = NULL;
+  kr_zip_source_close(&source);
+  return text ? text : "";
+}
+
+static int64_t find_member(kr_zip *zip, const char *suffix) {
+  size_t length = strlen(suffix);
+  for (int64_t i = 0; i < kr_zip_n(zip); i++) {
+    kr_zip_member member;
+    if (kr_zip_member_at(zip, i, &member) < 0) continue;
+    size_t n = strlen(member.name);
+    if (n >= length && strcmp(member.name + n - length, suffix) == 0) return i;
+  }
+  return -1;
+}
+
+static void check_member(doc *d, const char *record, const char *member, const doc_file *file, const doc_package *p) {
+  size_t n = strlen(member);
+  for (const char *line = record; *line;) {
+    size_t length = strcspn(line, "\n");
+    if (length > n && strncmp(line, member, n) == 0 && line[n] == ',') {
+      const char *field[3];
+      if (split_record(kr_arena_copy(d->arena, line, length - (line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
+      return;
+    }
+    line += length + (line[length] == '\n');
+  }
+}
+
+static void report_member(doc *d, const char *path) {
+  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), "pkgv", "the package", NULL};
+  doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = ""}, "", keys);
+}
+
+void doc_read_wheel(doc *d, const char *path) {
+  kr_zip *zip;
+  if (kr_zip_open(path, &zip) < 0) {
+    report_member(d, path);
+    return;
+  }
+  const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")), *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
+  const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
+  doc_package *p = add_package(d, metadata, wheel, "");
+  p->site = path;
+  doc_package package = *p;
+  for (int64_t i = 0; i < kr_zip_n(zip); i++) {
+    kr_zip_member member;
+    kr_source *source;
+    if (kr_zip_member_at(zip, i, &member) < 0) {
+      report_member(d, path);
+      continue;
+    }
+    if (!is_library_name(member.name) || member.is_folder) continue;
+    if (kr_zip_source_open(zip, i, &source) < 0) {
+      report_member(d, path);
+      continue;
+    }
+    doc_file *file = doc_inspect_source(d, source, kr_arena_print(d->arena, "%s/%s", path, member.name));
+    file->in_wheel = 1;
+    file->package = package.name;
+    file->package_version = package.version;
+    check_member(d, record, member.name, file, &package);
+    kr_zip_source_close(&source);
+  }
+  kr_zip_close(&zip);
+}

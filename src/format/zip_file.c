@@ -1,0 +1,166 @@
+/* zip_file.c: libzip behind the checks of zip_file.h, and a member as a source with a sliding window. */
+#include "zip_file.h"
+
+#include <string.h>
+#include <zip.h>
+
+#include "alloc.h"
+#include "status.h"
+
+enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = 32 << 20, MAX_RESTARTS = 16 };
+#define MAX_TOTAL_BYTES (64ull << 30)
+
+struct kr_zip {
+  zip_t *zip;
+  uint64_t total_bytes;
+};
+
+static int32_t check_total(kr_zip *z, const char *path) {
+  zip_int64_t n = zip_get_num_entries(z->zip, 0);
+  KR_CHECK(n >= 0 && n <= MAX_NAMES, KRAIT_ERR_UNSAFE, "%s holds more than %d names", path, MAX_NAMES);
+  for (zip_int64_t i = 0; i < n; i++) {
+    zip_stat_t info;
+    if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0 || !(info.valid & ZIP_STAT_SIZE)) continue;
+    KR_CHECK(kr_add_u64(z->total_bytes, info.size, &z->total_bytes) && z->total_bytes <= MAX_TOTAL_BYTES, KRAIT_ERR_UNSAFE, "%s unpacks to more than 64 GiB", path);
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_zip_open(const char *path, kr_zip **zip) {
+  int code = 0;
+  *zip = NULL;
+  zip_t *opened = zip_open(path, ZIP_RDONLY | ZIP_CHECKCONS, &code);
+  if (!opened) {
+    zip_error_t error;
+    zip_error_init_with_code(&error, code);
+    int32_t status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is no sound zip archive: %s", path, zip_error_strerror(&error));
+    zip_error_fini(&error);
+    return status;
+  }
+  kr_zip *z = kr_zalloc(sizeof *z);
+  if (!z) {
+    zip_discard(opened);
+    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to open %s", path);
+  }
+  z->zip = opened;
+  int32_t status = check_total(z, path);
+  if (status < 0) kr_zip_close(&z);
+  *zip = z;
+  return status;
+}
+
+void kr_zip_close(kr_zip **zip) {
+  if (!zip || !*zip) return;
+  zip_discard((*zip)->zip);
+  kr_free(*zip);
+  *zip = NULL;
+}
+
+int64_t kr_zip_n(const kr_zip *zip) { return zip_get_num_entries(zip->zip, 0); }
+int64_t kr_zip_find(kr_zip *zip, const char *name) { return zip_name_locate(zip->zip, name, 0); }
+
+static int leaves_the_folder(const char *name) {
+  if (*name == '/' || *name == '\\' || (name[0] && name[1] == ':')) return 1;
+  for (const char *p = name; *p; p++) {
+    if ((unsigned char)*p < 32) return 1;
+    if (*p == '\\') return 1;
+    if ((p == name || p[-1] == '/') && p[0] == '.' && p[1] == '.' && (p[2] == '/' || !p[2])) return 1;
+  }
+  return 0;
+}
+
+static int is_link(zip_t *zip, zip_uint64_t i) {
+  zip_uint8_t system;
+  zip_uint32_t attributes;
+  if (zip_file_get_external_attributes(zip, i, 0, &system, &attributes) != 0 || system != ZIP_OPSYS_UNIX) return 0;
+  return (attributes >> 16 & 0170000) == 0120000;
+}
+
+int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
+  zip_stat_t info;
+  *member = (kr_zip_member){.name = "?"};
+  KR_CHECK(zip_stat_index(zip->zip, (zip_uint64_t)i, 0, &info) == 0 && info.name, KRAIT_ERR_UNSAFE, "zip member %lld cannot be read", (long long)i);
+  size_t length = strlen(info.name);
+  *member = (kr_zip_member){.name = info.name, .bytes = info.size, .packed_bytes = info.comp_size, .is_folder = length && info.name[length - 1] == '/'};
+  KR_CHECK(!leaves_the_folder(info.name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s", info.name);
+  KR_CHECK(!is_link(zip->zip, (zip_uint64_t)i), KRAIT_ERR_UNSAFE, "the archive has a symbolic link: %.80s", info.name);
+  KR_CHECK(zip_name_locate(zip->zip, info.name, 0) == i, KRAIT_ERR_UNSAFE, "the archive has two members of one name: %.80s", info.name);
+  KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE, "a member unpacks more than %d-fold: %.80s", MAX_RATIO, info.name);
+  return KRAIT_OK;
+}
+
+/* ---- members as sources ---- */
+typedef struct stream {
+  kr_source source; /* first: the callback gets a pointer to it */
+  zip_t *zip;
+  zip_file_t *file;
+  zip_uint64_t index;
+  uint64_t begin, end; /* the window holds these bytes of the member */
+  size_t cap;
+  int n_starts;
+  uint8_t *window;
+} stream;
+
+static int32_t restart(stream *s) {
+  if (s->file) zip_fclose(s->file);
+  s->file = s->n_starts++ < MAX_RESTARTS ? zip_fopen_index(s->zip, s->index, 0) : NULL;
+  s->begin = s->end = 0;
+  KR_CHECK(s->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it%s", s->source.name, s->n_starts > MAX_RESTARTS ? ": it jumps back too often" : "");
+  return KRAIT_OK;
+}
+
+/* Unpacks one more piece; the older half of a full window goes. */
+static int32_t advance(stream *s) {
+  size_t held = (size_t)(s->end - s->begin);
+  if (s->cap - held < PIECE_BYTES) {
+    size_t keep = s->cap / 2 < held ? s->cap / 2 : held;
+    memmove(s->window, s->window + held - keep, keep);
+    s->begin = s->end - keep;
+    held = keep;
+  }
+  uint64_t left = s->source.size - s->end;
+  zip_int64_t got = zip_fread(s->file, s->window + held, left < PIECE_BYTES ? left : PIECE_BYTES);
+  KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", s->source.name, (unsigned long long)s->end);
+  s->end += (uint64_t)got;
+  return KRAIT_OK;
+}
+
+static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t bytes) {
+  stream *s = (stream *)source;
+  for (uint8_t *to = out; bytes;) {
+    if (offset < s->begin || !s->file) KR_TRY(restart(s));
+    while (s->end <= offset) KR_TRY(advance(s));
+    size_t n = (size_t)(s->end - offset);
+    if (n > bytes) n = bytes;
+    memcpy(to, s->window + (offset - s->begin), n);
+    to += n, offset += n, bytes -= n;
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
+  kr_zip_member member;
+  *source = NULL;
+  KR_TRY(kr_zip_member_at(zip, i, &member));
+  stream *s = kr_zalloc(sizeof *s);
+  size_t cap = member.bytes + PIECE_BYTES < WINDOW_BYTES ? (size_t)member.bytes + PIECE_BYTES : WINDOW_BYTES;
+  uint8_t *window = kr_alloc(cap);
+  if (!s || !window) {
+    kr_free(s);
+    kr_free(window);
+    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
+  }
+  *s = (stream){.source = {.read = read_stream, .size = member.bytes, .name = member.name, .fd = -1}, .zip = zip->zip, .index = (zip_uint64_t)i,
+                .cap = cap, .window = window};
+  *source = &s->source;
+  return KRAIT_OK;
+}
+
+void kr_zip_source_close(kr_source **source) {
+  if (!source || !*source) return;
+  stream *s = (stream *)*source;
+  if (s->file) zip_fclose(s->file);
+  kr_free(s->window);
+  kr_free(s);
+  *source = NULL;
+}

@@ -1,0 +1,337 @@
+"""diagnoses.py PROGRAM: one case per diagnosis. Each must be found, and must vanish when its rule is taken out of the tables."""
+import os, pathlib, struct
+
+from fake import *
+
+CASES = {}
+
+
+def case(rule, confidence=None, severity=None):
+    def add(build):
+        CASES[build.__name__] = (rule, confidence, severity, build)
+        return build
+    return add
+
+
+def site_case(rule, confidence=None, severity=None, gpu="12.0", **tree):
+    """A case whose function changes a Tree; the doctor then looks at its site-packages."""
+    def add(change):
+        def build(doctor, folder):
+            t = Tree(folder, **tree)
+            args = change(t) or []
+            return lambda: doctor(t.site, "--root", t.root, "--gpu", gpu, *args)
+        build.__name__ = change.__name__
+        CASES[build.__name__] = (rule, confidence, severity, build)
+        return change
+    return add
+
+
+def log_case(rule, confidence, severity, text, name, *args):
+    CASES[name] = (rule, confidence, severity, lambda doctor, folder: lambda: doctor(*args, "--root", folder, log=text))
+
+
+def file_case(rule, data, *args, name, confidence="C", severity="error", suffix=".so"):
+    def build(doctor, folder):
+        path = folder / f"lib{name}{suffix}"
+        path.write_bytes(data() if callable(data) else data)
+        return lambda: doctor(path, *args, "--root", folder)
+    CASES[name] = (rule, confidence, severity, build)
+
+
+# ---- images ----
+file_case("K01", lambda: elf(fatbin=container(80, 90)), "--gpu", "12.0", name="K01_no_image")
+file_case("K02", lambda: elf(fatbin=container(80) + container("90a")), "--gpu", "8.0", name="K02_partial")
+file_case("K05", lambda: elf(fatbin=container("90a", "100a")), "--gpu", "10.3", name="K05_arch_specific")
+file_case("K06", lambda: elf(fatbin=container("100f")), "--gpu", "12.0", name="K06_family")
+file_case("K07", lambda: elf(fatbin=container(89)), "--gpu", "8.6", name="K07_newer_minor")
+file_case("K08", lambda: elf(fatbin=container(("ptx80", "9.4"))), "--gpu", "9.0", "--driver", "580.82", name="K08_ptx_too_new", confidence="H")
+file_case("K09", lambda: elf(fatbin=container(75), relfatbin=container(entry(2, 75, cubin(75, relocatable=True)))), "--gpu", "9.0", name="K09_rdc_missing", confidence="H")
+file_case("K11", lambda: elf(fatbin=container(zstd_entry(80))), "--gpu", "8.0", "--driver", "535.54.03", name="K11_zstd_old_driver", confidence="H")
+file_case("K13", lambda: elf(fatbin=container("ptx80")), "--gpu", "9.0", name="K13_slow_start", severity="info")
+file_case("K16", lambda: elf(fatbin=container(80)), "--gpu", "8.7", name="K16_tegra", confidence="M", severity="warn")
+file_case("R03", lambda: elf(fatbin=container(entry(2, 90, cubin(80)))), "--gpu", "8.0", name="R03_relabelled", confidence="M", severity="warn")
+file_case("F01", lambda: elf(fatbin=container(80, damage=True)), "--gpu", "8.0", name="F01_corrupt")
+file_case("W06", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", name="W06_lfs_pointer")
+file_case("W06", b"", name="W06_empty")
+
+
+@case("K10", "C", "error")
+def K10_force_jit(doctor, folder):
+    (folder / "x.so").write_bytes(elf(fatbin=container(90)))
+    return lambda: doctor(folder / "x.so", "--gpu", "9.0", env={"CUDA_FORCE_PTX_JIT": "1"})
+
+
+@case("K12", "H", "error")
+def K12_jit_missing(doctor, folder):
+    t = Tree(folder)
+    t.extension(images=("ptx80",))
+    (t.root / "usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.1").unlink()
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "9.0")
+
+
+BLAME = "Traceback (most recent call last):\n  File \"/env/lib/python3.11/site-packages/torch/functional.py\", line 7, in cat\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+
+
+@case("K03", "H", "error")
+def K03_blame_elsewhere(doctor, folder):
+    t = Tree(folder)
+    t.extension(name="apex", version="0.1", module="fused_layer_norm_cuda", images=(90,))
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "8.9", log=BLAME)
+
+
+@case("K04", "C", "info")
+def K04_covered(doctor, folder):
+    t = Tree(folder)
+    t.extension(name="flash-attn", version="2.5.9.post1", module="flash_attn_2_cuda", images=(80, 90))
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "8.9", log=BLAME)
+
+
+site_case("K14", "H", "error", gpu="12.0", images=(50, 80, 90))(lambda t: None)
+CASES["K14_torch_itself"] = CASES.pop("<lambda>")
+
+
+@case("K15", "H", "info")
+def K15_false_alarm(doctor, folder):
+    t = Tree(folder)
+    text = "Minimum and Maximum cuda capability supported by this version of PyTorch is (8.0) - (12.0)\n"
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "12.1", log=text)
+
+
+@site_case("K17", "C", "error")
+def K17_empty(t):
+    t.extension(images=())
+
+
+log_case("K18", "H", "error", "RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n", "K18_arch_floor")
+
+
+# ---- symbols ----
+@site_case("S01", "C", "error", torch="2.2.0+cu121", cuda="12.1", exports=["_ZN3c104cuda14ExchangeDeviceEi"], gpu="8.0", images=(80,))
+def S01_torch_mismatch(t):
+    t.extension(name="mamba-ssm", version="2.2.5", module="selective_scan_cuda", undefined=["_ZN3c104cuda14ExchangeDeviceEa"])
+
+
+@site_case("S02", "C", "error", gpu="8.0")
+def S02_cxx11abi(t):
+    t.extension(undefined=["_ZN3c105ErrorC2ENS_14SourceLocationESs"])
+
+
+@site_case("S03", "H", "error", torch="2.2.0+cu121", cuda="12.1", exports=["_ZN3c104cuda14ExchangeDeviceEi"], gpu="8.0", images=(80,))
+def S03_build_isolation(t):
+    t.extension(name="mamba-ssm", version="2.2.5", module="selective_scan_cuda", undefined=["_ZN3c104cuda14ExchangeDeviceEa"],
+                url='{"url": "https://files.example/mamba_ssm-2.2.5.tar.gz"}')
+
+
+@site_case("S04", "C", "error", gpu="8.0")
+def S04_python_abi(t):
+    t.extension(pyname="cpython-310-x86_64-linux-gnu", tag="cp310-cp310-linux_x86_64")
+
+
+@case("S05", "H", "warn")
+def S05_wrong_library_first(doctor, folder):
+    t = Tree(folder)
+    other = folder / "other"
+    other.mkdir()
+    (other / "libc10.so").write_bytes(elf())
+    return lambda: doctor(t.site, "--gpu", "8.0", env={"LD_LIBRARY_PATH": str(other)})
+
+
+@site_case("S06", "H", "error", gpu="8.0", requires=["nvidia-nccl-cu12==2.27.3 ; platform_system == 'Linux'"])
+def S06_nccl(t):
+    t.package("nvidia-nccl-cu12", "2.19.3", {"nvidia/nccl/lib/libnccl.so.2": elf(soname="libnccl.so.2")}, tag="py3-none-manylinux2014_x86_64")
+
+
+# ---- wheels ----
+@case("W01", "C", "error")
+def W01_not_supported(doctor, folder):
+    t = Tree(folder)
+    name = "flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp313-cp313-linux_x86_64.whl"
+    w = wheel(folder / name, {}, name="flash-attn", version="2.8.3+cu12torch2.8cxx11abiTRUE", tag="cp313-cp313-linux_x86_64")
+    return lambda: doctor(t.site, w, "--root", t.root, "--gpu", "8.0")
+
+
+@case("W02", "C", "error")
+def W02_renamed(doctor, folder):
+    w = wheel(folder / "mamba_ssm-2.2.5-cp311-cp311-linux_x86_64.whl", {}, name="mamba-ssm", version="2.2.4", tag="cp310-cp310-linux_x86_64")
+    return lambda: doctor(w, "--root", folder, "--gpu", "8.0")
+
+
+@case("W03", "C", "warn")
+def W03_claim_against_bytes(doctor, folder):
+    name = "flash_attn-2.7.4+cu12torch2.6cxx11abiTRUE-cp311-cp311-linux_x86_64.whl"
+    files = {f"flash_attn_2_cuda.{PY}.so": elf(undefined=["_ZN3c105ErrorC2ENS_14SourceLocationESs"], needed=["libcudart.so.12"], fatbin=container(80, 90))}
+    w = wheel(folder / name, files, version="2.7.4+cu12torch2.6cxx11abiTRUE")
+    return lambda: doctor(w, "--root", folder, "--gpu", "8.0")
+
+
+@case("W04", "M", "warn")
+def W04_unpublished(doctor, folder):
+    name = "mamba_ssm-2.2.2+cu121torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl"
+    w = wheel(folder / name, {}, name="mamba-ssm", version="2.2.2+cu121torch2.2cxx11abiFALSE", tag="cp310-cp310-linux_x86_64")
+    return lambda: doctor(w, "--root", folder, "--gpu", "8.0")
+
+
+@site_case("W05", "C", "error", gpu="8.0")
+def W05_two_copies(t):
+    t.extension(version="1.5.2")
+    t.package("causal-conv1d", "1.4.0", {"causal_conv1d_cuda.so": elf(fatbin=container(80), needed=["libc10.so"])})
+
+
+@site_case("W06", "C", "error", gpu="8.0")
+def W06_record_size(t):
+    t.extension(lie=(f"causal_conv1d_cuda.{PY}.so",))
+
+
+@site_case("W06", "C", "error", gpu="8.0")
+def W06_record_hash(t):
+    path = t.extension()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# ---- libraries ----
+@site_case("L01", "C", "error", gpu="8.0")
+def L01_soname(t):
+    t.extension(needed=("libcudart.so.11.0", "libc10.so"))
+
+
+@site_case("L02", "C", "info", gpu="8.0")
+def L02_import_torch_first(t):
+    t.extension()
+    (t.site / "torch/lib/libtorch_cuda.so").unlink()
+    return ["--all"]
+
+
+@site_case("L03", "C", "error", gpu="8.0", glibc="2.31")
+def L03_glibc(t):
+    t.extension(versions=[("libc.so.6", "GLIBC_2.34")])
+
+
+@site_case("L04", "C", "error", gpu="8.0")
+def L04_libstdcxx(t):
+    t.extension(versions=[("libstdc++.so.6", "GLIBCXX_3.4.33")])
+
+
+@site_case("L05", "C", "error", gpu="8.0")
+def L05_machine(t):
+    t.extension(machine=ARM)
+
+
+log_case("L06", "M", "warn", "ImportError: /usr/lib/libgomp.so.1: cannot allocate memory in static TLS block\n", "L06_tls")
+
+
+# ---- driver ----
+@site_case("D01", "C", "error", driver="470.82.01", gpu="8.0")
+def D01_driver_old(t):
+    pass
+
+
+@case("D02", "C", "error")
+def D02_no_driver(doctor, folder):
+    t = Tree(folder, driver=None)
+    return lambda: doctor(t.site, "--root", t.root)
+
+
+@case("D03", "C", "error")
+def D03_driver_split(doctor, folder):
+    t = Tree(folder)
+    lib = t.root / "usr/lib/x86_64-linux-gnu"
+    (lib / "libcuda.so.1").unlink()
+    os.symlink("libcuda.so.570.86.10", lib / "libcuda.so.1")
+    (lib / "libcuda.so.570.86.10").write_bytes(elf())
+    t.machine("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA GeForce RTX 4090\nIRQ: 1\n")
+    return lambda: doctor(t.site, "--root", t.root)
+
+
+@case("D04", "H", "error")
+def D04_compat(doctor, folder):
+    t = Tree(folder)
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "8.0", env={"LD_LIBRARY_PATH": "/usr/local/cuda/compat"})
+
+
+log_case("D05", "M", "warn", "RuntimeError: CUDA error: system not yet initialized\n", "D05_fabric")
+log_case("D06", "H", "error", "NVRM: installed in this system requires use of the NVIDIA open kernel modules.\n", "D06_open_module")
+site_case("D07", "C", "error", torch="2.9.1+cpu", cuda=None, torch_cuda=False)(lambda t: None)
+CASES["D07_cpu_torch"] = CASES.pop("<lambda>")
+
+
+@case("D08", "M", "warn")
+def D08_hidden(doctor, folder):
+    t = Tree(folder)
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "8.0", env={"CUDA_VISIBLE_DEVICES": "-1"})
+
+
+@case("D09", "M", "warn")
+def D09_uvm(doctor, folder):
+    t = Tree(folder)
+    t.machine("dev/nvidia0", "")
+    t.machine("proc/driver/nvidia/gpus/0/information", "Model: NVIDIA A100-SXM4-80GB\n")
+    return lambda: doctor(t.site, "--root", t.root)
+
+
+# ---- builds and use ----
+def toolkit(t, version):
+    t.machine("usr/local/cuda/version.json", '{"cuda" : {"name" : "CUDA SDK", "version" : "%s"}}' % version)
+    t.machine("usr/local/cuda/bin/nvcc", "")
+
+
+@site_case("B01", "H", "error")
+def B01_nvcc_old(t):
+    t.extension()
+    toolkit(t, "12.4.1")
+
+
+@site_case("B02", "H", "error", gpu="6.1", torch="2.6.0+cu126", cuda="12.6")
+def B02_nvcc_new(t):
+    t.extension()
+    toolkit(t, "13.0.0")
+
+
+@site_case("B06", "C", "error")
+def B06_cuda_major(t):
+    t.extension()
+    toolkit(t, "11.8.0")
+
+
+log_case("B01", "H", "error", "nvcc fatal   : Unsupported gpu architecture 'compute_120'\n", "B01_log")
+log_case("B02", "H", "error", "nvcc fatal   : Unsupported gpu architecture 'compute_70'\n", "B02_log")
+log_case("B03", "H", "error", "ptxas /tmp/x.ptx, line 9; error : Instruction 'wgmma.fence' not supported on .target 'sm_90'\n", "B03_needs_a")
+log_case("B04", "H", "warn", 'TORCH_CUDA_ARCH_LIST="12.0" pip install causal-conv1d\n', "B04_arch_list_ignored")
+log_case("B05", "H", "warn", "Guessing wheel URL: https://github.com/state-spaces/mamba/releases/download/v2.2.5/x\n", "B05_cached_wheel")
+log_case("B06", "H", "error", "RuntimeError:\nThe detected CUDA version (11.8) mismatches the version that was used to compile\nPyTorch (12.1). Please make sure to use the same CUDA versions.\n", "B06_log")
+log_case("B07", "M", "warn", "ModuleNotFoundError: No module named 'torch'\n", "B07_no_torch")
+log_case("B08", "M", "warn", "x.cu(3): error: identifier \"y\" is undefined\nninja: build stopped: subcommand failed.\n", "B08_ninja")
+log_case("B09", "H", "error", "#error -- unsupported GNU version! gcc versions later than 12 are not supported!\n", "B09_host_gcc")
+log_case("B10", "H", "error", "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.\n", "B10_no_nvcc")
+log_case("B11", "H", "error", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'\n", "B11_triton_ptxas")
+log_case("R01", "H", "error", "RuntimeError: Expected x.is_cuda() to be true, but got false.\n", "R01_cpu_tensor")
+log_case("R02", "H", "error", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "R02_oom")
+log_case("R03", "M", "warn", "RuntimeError: CUDA error: an illegal instruction was encountered\n", "R03_log")
+
+
+def check(name):
+    rule, confidence, severity, build = CASES[name]
+
+    def test(doctor, folder):
+        ask = build(doctor, folder)
+        found = ask().find(rule)
+        assert confidence in (None, found["confidence"]), found
+        assert severity in (None, found["severity"]), found
+        assert found["explain"] and "{" not in found["explain"] and "?" not in found["explain"], found
+        assert found["fix"] and not any("{" in f and "[" not in f for f in found["fix"]), found
+        doctor.tables = doctor.without(rule)
+        assert rule not in ask().ids(), f"{rule} is found although its rule is gone"
+
+    test.__name__ = name
+    return test
+
+
+def every_rule_has_a_case(doctor, folder):
+    rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
+    covered = {c[0] for c in CASES.values()}
+    assert rules == covered, rules ^ covered
+    assert len(rules) == 60, len(rules)
+
+
+run_tests([every_rule_has_a_case] + [check(name) for name in CASES])
