@@ -113,8 +113,12 @@ static int enhance_all(const settings *s, const kr_pairs *pairs) {
 }
 
 static int check_settings(const settings *s, const kr_pairs *pairs) {
-  const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
+  const char *out = pairs->pairs[0].out;
+  const int to_stdout = strcmp(out, "-") == 0;
   if (pairs->n > 1 && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : "reference", pairs->n);
+  if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
+  if ((s->reference && strcmp(out, s->reference) == 0) || (s->plot && strcmp(out, s->plot) == 0))
+    return kr_usage_error("enhance", "%s is named twice; choose another -o", out);
   if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
   if (to_stdout && isatty(STDOUT_FILENO)) return kr_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
   if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO)) return kr_usage_error("enhance", "standard input is a terminal; name a file");

@@ -84,6 +84,10 @@ def check_pipes_and_names(folder):
     check_error(2, "no audio files", "enhance", folder / "out3")
     check_error(2, "takes one input", "enhance", folder / "many", "--plot", folder / "p.png")
     check_error(2, "'-' must be the only input", "enhance", "-", path)
+    check_error(2, "named twice", "enhance", path, "-o", folder / "x.wav", "--reference", folder / "x.wav")
+    check_error(2, "--reference must be a file", "enhance", path, "-o", folder / "x.wav", "--reference", "-")
+    check_error(2, "standard input has no name", "enhance", "-", "-o", folder / "out")
+    check_error(2, "cannot both go to standard output", "enhance", path, "-o", "-", "--json")
     check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is as it was")
 
 
