@@ -2,6 +2,7 @@
  * work failed, 2 bad usage or it could not run. */
 #ifndef KR_CMD_H
 #define KR_CMD_H
+int cmd_bench(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_enhance(int argc, char **argv);
 int cmd_info(int argc, char **argv);

@@ -19,6 +19,7 @@ static const struct {
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},
     {"doctor", cmd_doctor, "why a CUDA library, wheel or environment does not run, and what to do"},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine"},
+    {"bench", cmd_bench, "how long things take on this machine"},
     {"version", cmd_version, "print the version"},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };

@@ -6,11 +6,14 @@
 #include <krait/model.h>
 
 #include "alloc.h"
+#include "ctx.h"
+#include "log.h"
 #include "model_kind.h"
 #include "status.h"
 #include "weights_io.h"
 
 struct krait_model {
+  krait_ctx *cpu; /* where the model runs, when the caller's context is a device's and the model has no device rows */
   const kr_model_kind *kind;
   void *impl;
   char *json;
@@ -41,13 +44,24 @@ static int32_t open_weights(const krait_model_options *options, kr_weights **wei
   return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
 }
 
+/* Models run on the CPU; a device's context gets a CPU one beside it, unless falling back is forbidden. */
+static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = krait_ctx_n_threads(ctx), .fallback = ctx->fallback};
+  if (ctx->device == KRAIT_DEVICE_CPU) return KRAIT_OK;
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "this model has no GPU rows, and falling back to the CPU is forbidden");
+  if (ctx->verbose) kr_log("this model has no GPU rows; running on the CPU");
+  atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_fallbacks, 1, memory_order_relaxed);
+  return krait_ctx_open(&options, cpu);
+}
+
 static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, const kr_weights *weights, kr_config **config, krait_model *model) {
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
   KR_CHECK(name, KRAIT_ERR_WEIGHTS, "no source says which model the weights are for; give model=NAME, as in model=primeknet_mamba");
   model->kind = find_kind(name);
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
-  KR_TRY(model->kind->open(ctx, name, *config, weights, &model->impl));
+  KR_TRY(open_cpu(ctx, &model->cpu));
+  KR_TRY(model->kind->open(model->cpu ? model->cpu : ctx, name, *config, weights, &model->impl));
   return kr_weights_json(weights, *config, &model->json);
 }
 
@@ -72,6 +86,7 @@ void krait_model_close(krait_model **handle) {
   *handle = NULL;
   if (!model) return;
   if (model->impl) model->kind->close(&model->impl);
+  krait_ctx_close(&model->cpu);
   kr_free(model->json);
   kr_free(model);
 }

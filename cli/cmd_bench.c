@@ -1,0 +1,135 @@
+/* cmd_bench.c: krait bench: how long things take here. Wall-clock medians and bests, and processor time, which a busy machine
+ * disturbs less. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <krait/model.h>
+
+#include "args.h"
+#include "cmd.h"
+
+enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
+
+typedef struct settings {
+  int64_t batch, n_frames, n_runs;
+  int as_json;
+  kr_run run;
+  krait_model_options model;
+} settings;
+
+typedef struct timing {
+  double open_s, median_s, best_s, cpu_s, audio_s; /* cpu_s: least processor time of a run, all threads together */
+} timing;
+
+static double wall_s(void) {
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Any finite spectrum will do: the time does not depend on the values. */
+static void fill(float *values, int64_t n) {
+  uint32_t state = 12345;
+  for (int64_t i = 0; i < n; i++) {
+    state = state * 1664525u + 1013904223u;
+    values[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
+  }
+}
+
+static int64_t read_bins(const krait_model *model, int64_t *hop) {
+  json_t *root = json_loads(krait_model_json(model), 0, NULL);
+  json_t *fft_len = json_object_get(json_object_get(root, "config"), "fft_len");
+  const int64_t n_fft = fft_len ? json_integer_value(fft_len) : 400;
+  json_decref(root);
+  *hop = n_fft / 4;
+  return n_fft / 2 + 1;
+}
+
+static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bins, timing *out) {
+  const int64_t n = s->batch * n_bins * s->n_frames * 2;
+  double times[MAX_RUNS];
+  int32_t status = KRAIT_OK;
+  float *in = malloc((size_t)n * sizeof *in), *com = malloc((size_t)n * sizeof *com);
+  if (!in || !com) status = KRAIT_ERR_NO_MEMORY;
+  else fill(in, n);
+  for (int64_t i = -1; status >= 0 && i < s->n_runs; i++) { /* the first one warms up */
+    const double start_s = wall_s();
+    const clock_t start = clock();
+    status = krait_primeknet_forward(session, s->batch, s->n_frames, in, NULL, NULL, com);
+    const double cpu_s = (double)(clock() - start) / CLOCKS_PER_SEC;
+    if (i < 0) continue;
+    times[i] = wall_s() - start_s;
+    if (i == 0 || cpu_s < out->cpu_s) out->cpu_s = cpu_s;
+  }
+  free(in);
+  free(com);
+  if (status < 0) return status;
+  qsort(times, (size_t)s->n_runs, sizeof *times, compare_doubles);
+  out->median_s = times[s->n_runs / 2];
+  out->best_s = times[0];
+  return status;
+}
+
+static void print_timing(const settings *s, const krait_ctx *ctx, const timing *t) {
+  json_t *report = json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads",
+                             krait_ctx_n_threads(ctx), "audio_s", t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s);
+  if (s->as_json) {
+    json_dumpf(report, stdout, JSON_INDENT(2));
+    printf("\n");
+  } else {
+    printf("primeknet: batch %lld, %lld frames (%.2f s of audio), %d threads\n", (long long)s->batch, (long long)s->n_frames, t->audio_s, krait_ctx_n_threads(ctx));
+    printf("  open             %8.1f ms\n", t->open_s * 1e3);
+    printf("  forward, median  %8.1f ms   %.4f s per second of audio\n", t->median_s * 1e3, t->median_s / t->audio_s);
+    printf("  forward, best    %8.1f ms   %.4f s per second of audio\n", t->best_s * 1e3, t->best_s / t->audio_s);
+    printf("  processor time   %8.1f ms   %.4f s per second of audio\n", t->cpu_s * 1e3, t->cpu_s / t->audio_s);
+  }
+  json_decref(report);
+}
+
+static int bench_primeknet(const settings *s) {
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  timing t = {0};
+  int64_t hop = 0, n_bins = 0;
+  int exit_status = kr_run_open_ctx("bench", &s->run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  const double start_s = wall_s();
+  int32_t status = krait_model_open(ctx, &s->model, &model);
+  if (status >= 0) status = krait_session_open(model, &session);
+  t.open_s = wall_s() - start_s;
+  if (status >= 0) n_bins = read_bins(model, &hop);
+  if (status >= 0) status = time_runs(s, session, n_bins, &t);
+  t.audio_s = (double)(s->batch * (s->n_frames > 1 ? s->n_frames - 1 : 1) * hop) / SAMPLE_RATE_HZ;
+  if (status >= 0) print_timing(s, ctx, &t);
+  krait_session_close(&session);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+  return status < 0 ? kr_report("bench", status) + 1 : 0;
+}
+
+int cmd_bench(int argc, char **argv) {
+  int first;
+  settings s = {.batch = 1, .n_frames = 321, .n_runs = 5, .model.size = sizeof s.model};
+  const kr_option options[] = {
+      KR_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
+      KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows at once (default: 1)"),
+      KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "frames of a window, 160 per second of audio (default: 321)"),
+      KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after one to warm up (default: 5)"),
+      KR_SWITCH("json", 0, &s.as_json, "print JSON"),
+      KR_RUN_OPTIONS(&s.run),
+  };
+  const kr_verb verb = {"bench", "primeknet", "Times the forward pass of the denoiser on this machine.", options, KR_N(options), 1, 1};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status >= 0) return exit_status;
+  if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
+  return kr_usage_error("bench", "unknown benchmark '%s'; there is: primeknet", argv[first]);
+}
