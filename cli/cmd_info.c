@@ -22,20 +22,30 @@ static json_t *rows_json(int32_t op, uint64_t caps) {
   return rows;
 }
 
+/* What rows may use on this machine: the CPU, and the GPU that a context would take. */
+static uint64_t machine_caps(void) {
+  krait_ctx *ctx = NULL;
+  uint64_t caps = krait_cpu_caps();
+  if (krait_ctx_open(NULL, &ctx) == KRAIT_OK) caps |= krait_ctx_caps(ctx);
+  krait_ctx_close(&ctx);
+  return caps;
+}
+
 static json_t *program_json(void) {
-  char caps[256];
-  krait_caps_format(krait_cpu_caps(), caps, sizeof caps);
+  char text[256];
+  const uint64_t caps = machine_caps();
+  krait_caps_format(caps, text, sizeof text);
   json_t *ops = json_object();
-  for (int32_t op = 0; op < krait_n_ops(); op++) json_object_set_new(ops, krait_op_name(op), rows_json(op, krait_cpu_caps()));
-  return json_pack("{s:s, s:s, s:o}", "version", krait_version(), "cpu_caps", caps, "ops", ops);
+  for (int32_t op = 0; op < krait_n_ops(); op++) json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
+  return json_pack("{s:s, s:s, s:o}", "version", krait_version(), "caps", text, "ops", ops);
 }
 
 static void print_program(const json_t *info) {
   const char *name;
   json_t *rows, *row;
   size_t i;
-  printf("krait %s\ncpu: %s\n\noperators and their rows, best first (those in brackets need what this CPU lacks):\n", krait_version(),
-         json_string_value(json_object_get(info, "cpu_caps")));
+  printf("krait %s\nthis machine: %s\n\noperators and their rows, best first (those in brackets need what this machine lacks):\n", krait_version(),
+         json_string_value(json_object_get(info, "caps")));
   json_object_foreach(json_object_get(info, "ops"), name, rows) {
     printf("  %-24s", name);
     json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]",
@@ -103,7 +113,7 @@ int cmd_info(int argc, char **argv) {
   int as_json = 0, first;
   const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON")};
   const kr_verb verb = {"info", "[FILE]",
-                        "Without FILE: version, capabilities of this CPU, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
+                        "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
                         "parameter count of a weights file (safetensors or PyTorch).",
                         options, KR_N(options), 0, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);

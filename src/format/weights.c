@@ -10,6 +10,7 @@
 #include "safetensors.h"
 #include "status.h"
 #include "torch_file.h"
+#include "view.h"
 #include "weights_build.h"
 
 enum { MAX_NAME_BYTES = 4096 };
@@ -179,6 +180,22 @@ const char *kr_shape_format(int32_t n_dims, const int64_t *shape, char *text, si
     used += (size_t)snprintf(text + used, text_bytes - used, "%s%" PRId64, i ? ", " : "", shape[i]);
   if (used < text_bytes) snprintf(text + used, text_bytes - used, ")");
   return text;
+}
+
+int32_t kr_weights_widen(kr_weights *weights) {
+  for (int64_t i = 0; i < weights->n_items; i++) {
+    kr_weight *item = &weights->items[i];
+    if (item->dtype == KRAIT_F32 || !kr_is_float_dtype(item->dtype)) continue;
+    const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+    const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype);
+    float *wide = n <= SIZE_MAX / sizeof *wide ? kr_arena_try(weights->owned, (size_t)n * sizeof *wide) : NULL;
+    KR_CHECK(wide, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s' in float32", item->name);
+    for (uint64_t k = 0; k < n; k++) wide[k] = (float)kr_get(&view, (int64_t)k);
+    item->data = wide;
+    item->dtype = KRAIT_F32;
+    item->bytes = n * sizeof *wide;
+  }
+  return KRAIT_OK;
 }
 
 int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data) {

@@ -34,6 +34,8 @@ const char *kr_weights_format(const kr_weights *weights); /* "safetensors" or "p
 int64_t kr_weights_count(const kr_weights *weights);
 const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the file's order */
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */
+/* Makes every float16, bfloat16 and float64 tensor float32, for models that compute in it; before the handle is shared. */
+int32_t kr_weights_widen(kr_weights *weights);
 /* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found instead. */
 int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data);
 

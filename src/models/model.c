@@ -54,15 +54,16 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
   return krait_ctx_open(&options, cpu);
 }
 
-static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, const kr_weights *weights, kr_config **config, krait_model *model) {
+static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights, kr_config **config, krait_model *model) {
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
   KR_CHECK(name, KRAIT_ERR_WEIGHTS, "no source says which model the weights are for; give model=NAME, as in model=primeknet_mamba");
   model->kind = find_kind(name);
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
+  KR_TRY(kr_weights_json(weights, *config, &model->json));
+  KR_TRY(kr_weights_widen(weights));
   KR_TRY(open_cpu(ctx, &model->cpu));
-  KR_TRY(model->kind->open(model->cpu ? model->cpu : ctx, name, *config, weights, &model->impl));
-  return kr_weights_json(weights, *config, &model->json);
+  return model->kind->open(model->cpu ? model->cpu : ctx, name, *config, weights, &model->impl);
 }
 
 int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **out) {

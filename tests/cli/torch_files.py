@@ -1,6 +1,7 @@
 """PyTorch files made by hand, good and hostile, through krait info and convert; and by torch itself where it can be imported."""
 import io
 import json
+import math
 import pathlib
 import resource
 import struct
@@ -155,6 +156,30 @@ path.write_bytes(b"PK\3\4" + bytes(100))
 check_error(1, "not a readable zip", "info", path)
 path.write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
 check_error(1, "before 1.6", "info", path)
+
+# ---- a training run's folder, best.th beside .hydra/config.yaml: computes what the same weights as safetensors do
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
+for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
+    raw = (GOLDEN / f"{golden}.weights.safetensors").read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8:8 + n])
+    meta = header.pop("__metadata__")
+    data = raw[8 + n:]
+    state, storages = {}, {}
+    for i, (key, entry) in enumerate(header.items()):
+        storages[str(i)] = data[slice(*entry["data_offsets"])]
+        strides = [math.prod(entry["shape"][d + 1:]) for d in range(len(entry["shape"]))]
+        state[key] = tensor(str(i), size=entry["shape"], stride=strides, n=len(storages[str(i)]) // 4)
+    best, config = folder / "best.th", folder / "config.yaml"
+    best.write_bytes(archive(mapping(model=mapping(**state)), storages))
+    lines = [f"    {k}: {json.dumps(v)}" for k, v in json.loads(meta["config"]).items()]
+    config.write_text("\n".join(["n_fft: 400", "lr: 0.0005", "model:", f"  model_lib: {meta['model']}", "  model_class: PrimeKnet", "  input_type: acs", "  param:"] + lines) + "\n")
+    done = krait("verify", best, GOLDEN / f"{golden}.golden.safetensors", "--config", config)
+    check(done.returncode == 0, f"verify {golden} as best.th: {done.stdout.decode()}{done.stderr.decode()}")
+    check(krait("convert", best, out, "--config", config).returncode == 0, "convert with --config")
+    done = krait("verify", out, GOLDEN / f"{golden}.golden.safetensors")
+    check(done.returncode == 0, f"verify {golden} converted: {done.stdout.decode()}{done.stderr.decode()}")
+    check_error(2, "model", "verify", best, GOLDEN / f"{golden}.golden.safetensors")
 
 # ---- what torch itself saves
 try:

@@ -41,6 +41,21 @@ static void what_torch_saves_is_read(void **state) {
   assert_same(GOLDEN "odd.pt", GOLDEN "odd.safetensors", 16);
 }
 
+static void narrow_floats_become_float32(void **state) {
+  (void)state;
+  kr_weights *weights = NULL;
+  assert_int_equal(kr_weights_open(GOLDEN "odd.pt", &weights), KRAIT_OK);
+  assert_int_equal(kr_weights_widen(weights), KRAIT_OK);
+  const char *const names[] = {"float16", "bfloat16", "float64", "float32"};
+  for (int i = 0; i < 4; i++) {
+    const float *data;
+    assert_int_equal(kr_weights_take_f32(weights, names[i], 2, (const int64_t[]){2, 3}, &data), KRAIT_OK);
+    for (int k = 0; k < 6; k++) assert_true(data[k] == (float)k);
+  }
+  assert_int_equal(kr_weights_find(weights, "int64")->dtype, KRAIT_I64);
+  kr_weights_close(&weights);
+}
+
 static void what_is_no_state_dict_is_refused(void **state) {
   (void)state;
   kr_weights *weights = NULL;
@@ -127,7 +142,8 @@ static void failing_allocations_are_reported(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(what_torch_saves_is_read), cmocka_unit_test(what_is_no_state_dict_is_refused),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(what_torch_saves_is_read), cmocka_unit_test(narrow_floats_become_float32),
+                                     cmocka_unit_test(what_is_no_state_dict_is_refused),
                                      cmocka_unit_test(every_prefix_is_refused), cmocka_unit_test(every_damaged_byte_is_survived),
                                      cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
