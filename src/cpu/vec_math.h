@@ -94,13 +94,14 @@ static inline kr_v kr_v_silu(kr_v x) {
   return kr_v_div(kr_v_mul(x, top), kr_v_add(kr_v_set1(1.0f), e));
 }
 
-/* The derivative of silu: s (1 + x (1 - s)) = s + silu(x) (1 - s), 1 - s = sigmoid(-x) without cancellation. */
-static inline kr_v kr_v_silu_slope(kr_v x) {
+/* silu and its slope from one exponential. */
+static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
   const kr_v one = kr_v_set1(1.0f);
   kr_v top, e = kr_sigmoid_parts(x, &top);
-  kr_v inverse = kr_v_div(one, kr_v_add(one, e)), s = kr_v_mul(top, inverse);
-  kr_v other = kr_v_mul(kr_v_select(kr_v_lt(x, kr_v_zero()), one, e), inverse);
-  return kr_v_fma(kr_v_mul(x, s), other, s);
+  kr_v inverse = kr_v_div(one, kr_v_add(one, e)), s = kr_v_mul(top, inverse), value = kr_v_mul(x, s);
+  kr_v other = kr_v_mul(kr_v_select(kr_v_lt(x, kr_v_zero()), one, e), inverse); /* sigmoid(-x), without cancellation */
+  *slope = kr_v_fma(value, other, s);
+  return value;
 }
 
 /* log(1 + e) for e in 0..1 as e - e^2 Q(e); Q by halves, for its latency. */
@@ -118,6 +119,13 @@ static inline kr_v kr_log1p_unit(kr_v e) {
 /* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, as upstream's threshold has it. */
 static inline kr_v kr_v_softplus(kr_v x) {
   return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(kr_exp_minus_size(x)));
+}
+
+/* softplus and its slope, sigmoid(x), from one exponential. */
+static inline kr_v kr_v_softplus_and_slope(kr_v x, kr_v *slope) {
+  kr_v top, e = kr_sigmoid_parts(x, &top);
+  *slope = kr_v_div(top, kr_v_add(kr_v_set1(1.0f), e));
+  return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(e));
 }
 
 /* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */

@@ -67,24 +67,24 @@ KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, in
       tile[row * pitch + lane] = lane < n_lanes ? kr_scalar_load(p->data, at + row * step + lane * p->lane_stride, dtype) : 0;
 }
 
-KR_INLINE void kr_tile_store_as(const float *tile, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
+KR_INLINE void kr_tile_store_as(const float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
   int64_t at = p->offset, step = p->row_stride;
   int row = 0;
   if (p->lane_stride == 1) {
-    for (; row < n_rows; row++) kr_v_store_as(p->data, at + row * step, n_lanes, dtype, kr_v_load(tile + row * KR_VL));
+    for (; row < n_rows; row++) kr_v_store_as(p->data, at + row * step, n_lanes, dtype, kr_v_load(tile + row * pitch));
     return;
   }
   if (step == 1 || step == -1)
     for (; row + KR_VL <= n_rows; row += KR_VL) {
       kr_v block[KR_VL];
       int64_t first = at + row * step - (step < 0 ? KR_VL - 1 : 0);
-      for (int i = 0; i < KR_VL; i++) block[i] = kr_v_load(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * KR_VL);
+      for (int i = 0; i < KR_VL; i++) block[i] = kr_v_load(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * pitch);
       kr_v_transpose(block);
       for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, first + lane * p->lane_stride, KR_VL, dtype, block[lane]);
     }
   for (; row < n_rows; row++)
     for (int lane = 0; lane < n_lanes; lane++)
-      kr_scalar_store(p->data, at + row * step + lane * p->lane_stride, dtype, tile[row * KR_VL + lane]);
+      kr_scalar_store(p->data, at + row * step + lane * p->lane_stride, dtype, tile[row * pitch + lane]);
 }
 
 static inline void kr_tile_load(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes) {
@@ -93,10 +93,10 @@ static inline void kr_tile_load(float *tile, int64_t pitch, const kr_plane *p, i
   else kr_tile_load_as(tile, pitch, p, n_rows, n_lanes, KRAIT_BF16);
 }
 
-static inline void kr_tile_store(const float *tile, const kr_plane *p, int n_rows, int n_lanes) {
-  if (p->dtype == KRAIT_F32) kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_F32);
-  else if (p->dtype == KRAIT_F16) kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_F16);
-  else kr_tile_store_as(tile, p, n_rows, n_lanes, KRAIT_BF16);
+static inline void kr_tile_store(const float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes) {
+  if (p->dtype == KRAIT_F32) kr_tile_store_as(tile, pitch, p, n_rows, n_lanes, KRAIT_F32);
+  else if (p->dtype == KRAIT_F16) kr_tile_store_as(tile, pitch, p, n_rows, n_lanes, KRAIT_F16);
+  else kr_tile_store_as(tile, pitch, p, n_rows, n_lanes, KRAIT_BF16);
 }
 
 /* Asks for the lines of a tile ahead of its use: short pieces of many rows are more than hardware prefetchers follow. */
@@ -116,6 +116,14 @@ static inline void kr_matrix_load(float *matrix, int64_t pitch, const kr_plane *
     kr_plane part = *p;
     part.offset += column * p->lane_stride;
     kr_tile_load(matrix + column, pitch, &part, n_rows, (int)(n_columns - column < KR_VL ? n_columns - column : KR_VL));
+  }
+}
+
+static inline void kr_matrix_store(const float *matrix, int64_t pitch, const kr_plane *p, int n_rows, int64_t n_columns) {
+  for (int64_t column = 0; column < n_columns; column += KR_VL) {
+    kr_plane part = *p;
+    part.offset += column * p->lane_stride;
+    kr_tile_store(matrix + column, pitch, &part, n_rows, (int)(n_columns - column < KR_VL ? n_columns - column : KR_VL));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "view.h"
 
 enum { MAX_TILE = 64, TILE_VALUES = 2048 };
+static const float log2_e = 1.44269504f;
 
 typedef struct scan_plan {
   kr_scan_inputs in;

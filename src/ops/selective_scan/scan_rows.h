@@ -15,11 +15,14 @@ typedef struct kr_scan_inputs {
   {(a)->call.flags, (a)->B, (a)->D, (a)->L, (a)->N, (a)->G, (a)->S, &(a)->u, &(a)->delta, &(a)->A, &(a)->Bmat,          \
    &(a)->Cmat, &(a)->Dvec, &(a)->z, &(a)->delta_bias, &(a)->initial_state, &(a)->seq_idx, &(a)->cu_seqlens, &(a)->A_reverse}
 
+enum { KR_SCAN_FLAGS = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT | KRAIT_SCAN_REVERSE | KRAIT_SCAN_BOTH };
+
 int32_t kr_scan_check_inputs(const char *op, const kr_scan_inputs *in);
-const char *kr_scan_refuse_simd(const krait_ctx *ctx, const void *args);
 
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_scratch_fn kr_selective_scan_ref_scratch, kr_selective_scan_scratch_avx512, kr_selective_scan_scratch_avx2,
     kr_selective_scan_scratch_neon, kr_selective_scan_scratch_scalar;
+kr_scratch_fn kr_selective_scan_bwd_ref_scratch, kr_selective_scan_bwd_scratch_avx512, kr_selective_scan_bwd_scratch_avx2,
+    kr_selective_scan_bwd_scratch_neon, kr_selective_scan_bwd_scratch_scalar;
 
 #endif

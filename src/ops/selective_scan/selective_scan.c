@@ -4,8 +4,6 @@
 #include "op_list.h"
 #include "scan_rows.h"
 
-static const uint32_t known_flags = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT | KRAIT_SCAN_REVERSE | KRAIT_SCAN_BOTH;
-
 static int32_t check_sizes(const char *op, const kr_scan_inputs *in) {
   KR_TRY(kr_need_size(op, "B", in->B, 0, INT64_MAX));
   KR_TRY(kr_need_size(op, "D", in->D, 1, INT64_MAX));
@@ -49,7 +47,7 @@ int32_t kr_scan_check_inputs(const char *op, const kr_scan_inputs *in) {
 static int32_t check_args(const void *args) {
   static const char op[] = "selective_scan";
   const krait_selective_scan_args *a = args;
-  KR_TRY(kr_need_flags(op, &a->call, known_flags));
+  KR_TRY(kr_need_flags(op, &a->call, KR_SCAN_FLAGS));
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   KR_TRY(kr_scan_check_inputs(op, &in));
   KR_TRY(kr_need(op, "out", &a->out, KR_TYPE_ACTIVATION));
@@ -70,13 +68,13 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->bytes = steps * ((2 + gate) * element + (double)krait_dtype_bytes(a->delta.dtype)) + (double)a->B * (double)a->G * (double)a->N * (double)a->L * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
-const char *kr_scan_refuse_simd(const krait_ctx *ctx, const void *args) {
+static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   return ((const krait_selective_scan_args *)args)->A.dtype == KRAIT_C64 ? "complex A" : NULL;
 }
 
 static const kr_row rows[] = {
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_scan_refuse_simd, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},

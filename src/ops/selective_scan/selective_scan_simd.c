@@ -5,8 +5,6 @@
 #include "op_list.h"
 #include "scan_block.h"
 
-static const float log2_e = 1.44269504f;
-
 typedef struct core {
   const float *dt, *du, *A, *B, *C; /* [step][lane], [step][lane], [n][lane]; B, C: [step][n] or [n][lane] */
   float *y, *x;                     /* [step][lane], [n][lane] */
@@ -161,7 +159,7 @@ static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0,
   for (int i = 0; i < n; i++)
     if (it->marks[i] & STEP_IS_SILENT) kr_v_store(it->y + i * KR_VL, kr_v_zero());
   kr_plane out = plane_of(&it->a->out, w, d, i0);
-  kr_tile_store(it->y, &out, n, lanes_of(it, block));
+  kr_tile_store(it->y, KR_VL, &out, n, lanes_of(it, block));
 }
 
 /* Keeps the sums of a reverse walk, in order of time. */
