@@ -105,9 +105,9 @@ static inline void kr_tile_prefetch(const kr_plane *p, int n_rows, int n_lanes) 
   const char *base = (const char *)p->data + p->offset * bytes;
   if (p->lane_stride == 1)
     for (int row = 0; row < n_rows; row++) __builtin_prefetch(base + row * p->row_stride * bytes);
-  else if (p->row_stride == 1)
+  else if (p->row_stride == 1 || p->row_stride == -1)
     for (int lane = 0; lane < n_lanes; lane++)
-      for (int64_t row = 0; row < n_rows; row += per_line) __builtin_prefetch(base + (lane * p->lane_stride + row) * bytes);
+      for (int64_t row = 0; row < n_rows; row += per_line) __builtin_prefetch(base + (lane * p->lane_stride + row * p->row_stride) * bytes);
 }
 
 /* A float matrix [n_rows][pitch], n_columns used, from any strides: what all lanes share. pitch is whole vectors. */

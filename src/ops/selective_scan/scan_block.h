@@ -63,6 +63,12 @@ static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t
   return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2], v->stride[1]};
 }
 
+static inline void prefetch_view(const krait_view *v, const scan_walk *w, int64_t d, int64_t i, int n, int n_lanes) {
+  if (!kr_has(v)) return;
+  kr_plane plane = plane_of(v, w, d, i);
+  kr_tile_prefetch(&plane, n, n_lanes);
+}
+
 /* Steps of a (B,G,N,L) view, lanes are states. */
 static inline kr_plane shared_plane_of(const krait_view *v, const scan_walk *w, int64_t g, int64_t i) {
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, w->first + i * w->step), w->step * v->stride[3], v->stride[2]};

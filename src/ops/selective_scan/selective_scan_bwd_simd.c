@@ -170,6 +170,13 @@ static int read_steps(item *it, int64_t block, int64_t i0, int n) {
   return kr_v_largest(largest) * it->size[block] <= 126.0f;
 }
 
+static void prefetch_views(const item *it, int64_t block, int64_t i0, int n, int all) {
+  const kr_scan_inputs *in = &it->r->p.in;
+  const krait_view *const views[] = {in->delta, in->u, in->z, &it->r->a->dout};
+  if (block >= it->n_blocks) return;
+  for (int i = 0; i < (all ? 4 : 2); i++) prefetch_view(views[i], &it->w, it->d0 + block * KR_VL, i0, n, lanes_of(it, block));
+}
+
 /* g = dout silu(z), and dout silu'(z). */
 static void read_gradients(item *it, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->r->p.in;
@@ -395,6 +402,7 @@ static void sweep_block(item *it, int64_t block, const scan_shared *B, const sca
   const int64_t row = it->r->p.in.N * KR_VL;
   int near = read_steps(it, block, i0, n);
   read_gradients(it, block, i0, n);
+  prefetch_views(it, block + 1, i0, n, 1);
   core c = core_of(it, block, B, C);
   memcpy(it->states, it->checkpoints + i0 / it->r->p.tile * it->r->blocks * row + block * row, (size_t)row * sizeof(float));
   walk_tile(&c, it, n, near, 1, kr_has(&it->r->a->dz));
@@ -459,6 +467,7 @@ static void walk_forwards(item *it) {
     read_both(it, i0, n, &B, &C);
     for (int64_t k = 0; k < it->n_blocks; k++) {
       int near = read_steps(it, k, i0, n);
+      prefetch_views(it, k + 1, i0, n, 0);
       core c = core_of(it, k, &B, &C);
       walk_tile(&c, it, n, near, 0, 0);
     }

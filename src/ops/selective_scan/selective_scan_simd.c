@@ -103,11 +103,7 @@ static void begin_direction(item *it, const krait_view *A) {
 static void prefetch_tile(const item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   const krait_view *const views[] = {in->delta, in->u, in->z};
-  for (int i = 0; i < 3; i++) {
-    if (!kr_has(views[i])) continue;
-    kr_plane plane = plane_of(views[i], w, it->d0 + block * KR_VL, i0);
-    kr_tile_prefetch(&plane, n, lanes_of(it, block));
-  }
+  for (int i = 0; i < 3; i++) prefetch_view(views[i], w, it->d0 + block * KR_VL, i0, n, lanes_of(it, block));
 }
 
 /* dt, du and u of a tile; returns whether the short exponential will do. */
