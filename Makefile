@@ -19,6 +19,13 @@ demo: build ## enhance the bundled noisy recording; results in demo-output
 test: build ## run every test; one summary at the end
 	@tools/run-tests $(BUILD)
 
+wheel: build ## one Python wheel for every Python and torch, and the drop-ins' (into build/wheels)
+	@mkdir -p $(BUILD)/wheels && python3 python/backend/krait_build.py $(BUILD)/wheels
+	@PYTHONPATH=python python3 -m krait dropin wheel $(BUILD)/wheels
+
+test-python: build ## run the Python tests under every Python with torch found here
+	@tools/test-python $(BUILD)
+
 lint: ## check the include law, forbidden calls, sizes
 	@python3 tools/lint_rooms.py
 
@@ -32,5 +39,5 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, 
 install: build ## install program, libraries and headers (PREFIX through meson configure)
 	@meson install -C $(BUILD)
 
-.PHONY: help setup build test lint sanitize fuzz install demo bench
+.PHONY: help setup build test wheel test-python lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

@@ -1,0 +1,14 @@
+"""krait: operators for Mamba and attention models on any CPU and any NVIDIA GPU.
+
+`krait.ops` has the operators on torch tensors; `python -m krait` says what was found on this machine and manages the
+drop-ins for mamba_ssm, causal_conv1d and flash_attn."""
+
+__version__ = "0.1.0"
+
+
+def stats():
+    """Calls and fallbacks per open context, and round trips through the CPU."""
+    from . import _load
+    names = {key: "cuda:%d" % key[1] if isinstance(key, tuple) else "cpu, %d threads" % key for key in _load._contexts}
+    counts = {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
+    return {"contexts": counts, "round_trips": _load.n_round_trips}

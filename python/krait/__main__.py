@@ -1,0 +1,67 @@
+"""python -m krait: what is found on this machine; `dropin` installs, removes and explains the drop-in packages."""
+
+import argparse
+import sys
+
+from . import __version__, _dropin, _load
+
+
+def _say(name, value):
+    print("%-14s %s" % (name, value))
+
+
+def _report_torch():
+    try:
+        import torch
+    except Exception as error:  # a broken torch raises whatever it likes
+        _say("torch", "cannot be imported: %s" % error)
+        return
+    _say("torch", "%s, %s threads, CUDA %s" % (torch.__version__, torch.get_num_threads(), torch.version.cuda or "not built in"))
+
+
+def _cuda_devices():
+    """(index, context or the sentence why not) per GPU that the driver shows, at most 16."""
+    for index in range(16):
+        try:
+            yield index, _load.cuda_context(index)
+        except _load.KraitError as error:
+            if index == 0 or error.status != _load.constant("KRAIT_ERR_NO_DEVICE"):
+                yield index, str(error)
+            return
+
+
+def report():
+    _say("krait", "%s, Python %s" % (__version__, sys.version.split()[0]))
+    try:
+        _say("library", "%s (%s)" % (_load.library_path(), _load.version()))
+    except Exception as error:  # cffi missing, library missing or unreadable: each has its own sentence
+        _say("library", error)
+        return 1
+    _say("cpu", _load.caps_text(_load.lib().krait_cpu_caps()))
+    for index, context in _cuda_devices():
+        _say("cuda:%d" % index, context if isinstance(context, str) else _load.caps_text(_load.lib().krait_ctx_caps(context)))
+    _report_torch()
+    for name in _dropin.PACKAGES:
+        _say(name, _dropin.explain(name))
+    return 0
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: what is found on this machine.")
+    commands = parser.add_subparsers(dest="command")
+    dropin = commands.add_parser("dropin", help="the packages that stand in for upstream's").add_subparsers(dest="action", required=True)
+    packages = {"nargs": "*", "metavar": "package", "help": "default: mamba_ssm and causal_conv1d"}
+    on = dropin.add_parser("on", help="install them into this Python")
+    on.add_argument("packages", **packages)
+    on.add_argument("--force", action="store_true", help="also over a working upstream install")
+    dropin.add_parser("off", help="uninstall them").add_argument("packages", **packages)
+    wheel = dropin.add_parser("wheel", help="write them as wheels")
+    wheel.add_argument("folder")
+    wheel.add_argument("packages", **packages)
+    dropin.add_parser("which", help="say which copy Python will import").add_argument("packages", **packages)
+    options = parser.parse_args(arguments)
+    return report() if options.command is None else _dropin.run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""From torch tensors to one C call: packs args structs, chooses the context and stream, lends scratch.
+
+The packer of each operator is generated from the struct that cffi read, so field names and order are the header's. A
+call costs a handful of microseconds: every view becomes 48 packed bytes, and nothing is looked up twice."""
+
+import functools
+import os
+import struct
+import threading
+
+import torch
+
+from . import _load
+
+ABSENT = bytes(48)
+_VIEW_PACKERS = [struct.Struct("=Q" + "q" * n + "%dx" % (32 - 8 * n) + "i4x").pack for n in range(5)]
+_HEAD = struct.Struct("=II")    # krait_call: size, flags,
+_TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
+_OWN_SCRATCH_BYTES = 1 << 16   # every thread keeps this much for CPU calls
+_PRIMITIVES = {"int64_t": "q", "uint64_t": "Q", "int32_t": "i", "uint32_t": "I", "float": "f"}
+
+
+class _Dtypes(dict):
+    def __missing__(self, dtype):
+        raise RuntimeError("krait: no operator takes tensors of type %s" % dtype)
+
+
+DTYPES = _Dtypes({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.int32: 4,
+                  torch.int64: 5, torch.complex64: 6})
+
+
+def view_with(t, axis, n_dims):
+    """A tensor that may lack `axis`, of size one, as a krait_view of n_dims dimensions."""
+    if t is None:
+        return ABSENT
+    strides = t.stride()
+    if len(strides) < n_dims:
+        strides = strides[:axis] + (0,) + strides[axis:]
+    return _VIEW_PACKERS[n_dims](t.data_ptr() or 64, *strides, DTYPES[t.dtype])
+
+
+class _OwnScratch(threading.local):
+    """The packed tail of CPU calls of this thread."""
+
+    def __init__(self):
+        self.buffer = torch.empty(_OWN_SCRATCH_BYTES, dtype=torch.uint8)
+        self.tail = _TAIL.pack(0, self.buffer.data_ptr(), _OWN_SCRATCH_BYTES)
+
+
+class CpuPlace:
+    """Where a call runs: a context and, packed, the end of krait_call: no stream, this thread's scratch."""
+    device = torch.device("cpu")
+    _own = _OwnScratch()
+
+    def __init__(self, context):
+        self.context = context
+
+    def tail(self, scratch=None):
+        return self._own.tail if scratch is None else _TAIL.pack(0, scratch.data_ptr(), scratch.numel())
+
+
+class CudaPlace:
+    """The context of a GPU and the stream of the moment; scratch comes from torch's allocator, which knows the stream."""
+
+    def __init__(self, context, index):
+        self.context, self.device = context, torch.device("cuda", index)
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._stream = functools.partial(raw, index) if raw else lambda: torch.cuda.current_stream(index).cuda_stream
+
+    def tail(self, scratch=None):
+        if scratch is None:
+            return _TAIL.pack(self._stream(), 0, 0)
+        return _TAIL.pack(self._stream(), scratch.data_ptr(), scratch.numel())
+
+
+class NeedsRoundTrip(Exception):
+    """This GPU has no usable tier and the user allowed the CPU instead."""
+
+
+_cpu_places = {}
+_cuda_places = {}
+META = CpuPlace(None)
+
+
+def _forget_places():
+    _cpu_places.clear()
+    _cuda_places.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_places)
+
+
+def _open_cpu_place(n_threads):
+    _cpu_places[n_threads] = CpuPlace(_load.cpu_context(n_threads))
+    return _cpu_places[n_threads]
+
+
+def _refuse_devices(device, other):
+    raise RuntimeError("krait: expected all tensors on %s, found one on %s" % (device, other.device))
+
+
+def _open_cuda_place(index):
+    try:
+        context = _load.cuda_context(index)
+    except _load.KraitError as error:
+        if os.environ.get("KRAIT_FALLBACK") == "cpu":
+            raise NeedsRoundTrip(str(error)) from None
+        raise _load.KraitError("%s; `python -m krait` says what was found, KRAIT_FALLBACK=cpu runs this on the CPU"
+                               % error, error.status) from None
+    _cuda_places[index] = CudaPlace(context, index)
+    return _cuda_places[index]
+
+
+def place(t, *others):
+    """The place of t; the other tensors (None allowed) must live there too."""
+    device = t.device
+    if t.is_cpu:
+        for other in others:
+            if other is not None and not other.is_cpu:
+                _refuse_devices(device, other)
+        n = torch.get_num_threads()
+        return _cpu_places.get(n) or _open_cpu_place(n)
+    for other in others:
+        if other is not None and other.device != device:
+            _refuse_devices(device, other)
+    kind = device.type
+    if kind == "cuda":
+        return _cuda_places.get(device.index) or _open_cuda_place(device.index)
+    if kind == "meta":
+        return META
+    raise RuntimeError("krait: tensors on %s are not supported, use cpu or cuda" % device)
+
+
+def _flatten(ctype):
+    """[(name, struct code or 'view')] of the fields after `call`."""
+    fields = []
+    for name, field in ctype.fields[1:]:
+        kind = field.type.cname
+        fields.append((name, "view" if kind == "krait_view" else _PRIMITIVES[kind]))
+    return fields
+
+
+def _view_text(name):
+    """The expression that packs one tensor (or passes on 48 bytes that are packed already)."""
+    return ("(ABSENT if {0} is None else {0} if {0}.__class__ is bytes else"
+            " packers[len(s := {0}.stride())]({0}.data_ptr() or 64, *s, DTYPES[{0}.dtype]))").format(name)
+
+
+def _generate(fields, args_bytes):
+    """The text of run(at, flags=0, *, field=default, ...): packs and calls."""
+    parameters, parts, numbers = [], [], []
+    names = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
+
+    def flush():
+        if numbers:
+            packer = "pack%d" % len(names)
+            names[packer] = struct.Struct("=" + "".join(code for _, code in numbers)).pack
+            parts.append("%s(%s)" % (packer, ", ".join("0" if n == "reserved" else n for n, _ in numbers)))
+            numbers.clear()
+
+    for name, code in fields:
+        if code == "view":
+            flush()
+            parameters.append(name + "=None")
+            parts.append(_view_text(name))
+        else:
+            numbers.append((name, code))
+            if name != "reserved":
+                parameters.append(name + "=0")
+    flush()
+    text = ("def run(at, flags=0, *, %s):\n"
+            "    call(at, b''.join((head(%d, flags), at.tail(), %s)))\n"
+            % (", ".join(parameters), args_bytes, ",\n        ".join(parts)))
+    return text, names
+
+
+def _make_call(name):
+    """call(at, packed args). More scratch than the place lends is asked for when the operator says so."""
+    ffi = _load.ffi()
+    as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
+    run = ffi.cast(as_bytes % "", _load.function("krait_" + name))
+    scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % name))
+    too_little = _load.constant("KRAIT_ERR_SCRATCH")
+
+    def with_scratch(at, args):
+        n_bytes = ffi.new("uint64_t *")
+        status = scratch_of(at.context, args, n_bytes)
+        if status < 0:
+            return status
+        scratch = torch.empty(n_bytes[0], dtype=torch.uint8, device=at.device)
+        return run(at.context, args[:8] + at.tail(scratch) + args[32:])
+
+    def call(at, args):
+        context = at.context
+        if context is None:
+            return
+        status = run(context, args)
+        if status == too_little:
+            status = with_scratch(at, args)
+        if status < 0:
+            _load.fail(status)
+
+    return call
+
+
+def _bind(name):
+    ctype = _load.ffi().typeof("krait_%s_args" % name)
+    args_bytes = _load.ffi().sizeof(ctype)
+    fields = _flatten(ctype)
+    packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
+    if packed_bytes != args_bytes:
+        raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (name, packed_bytes, args_bytes))
+    text, names = _generate(fields, args_bytes)
+    names["call"] = _make_call(name)
+    exec(compile(text, "<krait %s>" % name, "exec"), names)
+    return names["run"]
+
+
+class Operator:
+    """krait_<name>: call it as op(at, flags, field=..., view=tensor, ...); fields left out are 0 or absent."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, attribute):
+        if attribute != "run":
+            raise AttributeError(attribute)
+        self.run = _bind(self._name)
+        return self.run
+
+
+# ---- the round trip of KRAIT_FALLBACK=cpu -----------------------------------------------------------------------------
+def _to_cpu(value):
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _back(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return type(value)(_back(v, device) for v in value) if isinstance(value, (tuple, list)) else value
+
+
+def round_trip(function, why, written, args):
+    """function on host copies of its tensors; what it wrote and what it returns go back to the device."""
+    _load.count_round_trip(why)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    host_args = [_to_cpu(a) for a in args]
+    result = _back(function(*host_args), tensors[0].device)
+    for index in written:
+        if args[index] is not None:
+            args[index].copy_(host_args[index])
+    return result
+
+
+def falls_back(*written):
+    """The round trip for functions that write into given tensors, at these positions."""
+    def wrap(function):
+        @functools.wraps(function)
+        def called(*args):
+            try:
+                return function(*args)
+            except NeedsRoundTrip as error:
+                return round_trip(function, str(error), written, args)
+        return called
+    return wrap

@@ -1,0 +1,171 @@
+"""Finds libkrait, reads its headers through cffi (ABI mode) and opens contexts. Knows nothing of torch."""
+
+import os
+import threading
+import warnings
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_HEADERS = ("krait.h", "ops.h")
+_lock = threading.Lock()
+_state = {}
+_contexts = {}
+
+
+class KraitError(RuntimeError):
+    """A failing call of the library: `status` is its KRAIT_ERR_* value."""
+
+    def __init__(self, message, status=0):
+        super().__init__(message)
+        self.status = status
+
+
+class KraitUnsupported(KraitError, NotImplementedError):
+    """No row of the operator takes these arguments, or this library has no such operator."""
+
+
+def library_path():
+    return os.environ.get("KRAIT_LIBRARY") or os.path.join(_HERE, "libkrait.so")
+
+
+def header_folder():
+    """The headers that came with the package, else those of the source tree that it lies in."""
+    packed = os.path.join(_HERE, "include", "krait")
+    return packed if os.path.isdir(packed) else os.path.join(_HERE, "..", "..", "include", "krait")
+
+
+def _open_library():
+    import cffi
+    from . import _header
+    texts = []
+    for name in _HEADERS:
+        with open(os.path.join(header_folder(), name), encoding="utf-8") as file:
+            texts.append(file.read())
+    declarations, constants = _header.read_headers(texts)
+    ffi = cffi.FFI()
+    ffi.cdef(declarations)
+    path = library_path()
+    try:
+        lib = ffi.dlopen(path, ffi.RTLD_NOW | getattr(os, "RTLD_NODELETE", 0))  # its threads outlive the interpreter
+    except OSError as error:
+        raise KraitError("libkrait cannot be loaded from %s: %s; build it (pip install ./python) or point KRAIT_LIBRARY "
+                         "at libkrait.so" % (path, error)) from None
+    _state.update(ffi=ffi, lib=lib, constants=constants)
+
+
+def _get(name):
+    if name not in _state:
+        with _lock:
+            if name not in _state:
+                _open_library()
+    return _state[name]
+
+
+def ffi():
+    return _get("ffi")
+
+
+def lib():
+    return _get("lib")
+
+
+def constant(name):
+    return _get("constants")[name]
+
+
+def function(name):
+    """A function of the library; KraitUnsupported if this libkrait is older than the call."""
+    try:
+        return getattr(lib(), name)
+    except AttributeError:
+        raise KraitUnsupported("%s: %s has no such function; install a newer krait" % (name, library_path())) from None
+
+
+def fail(status):
+    """Raises the error of the last failing call of this thread."""
+    text = ffi().string(lib().krait_error_detail()).decode(errors="replace")
+    cure = ffi().string(lib().krait_status_cure(status)).decode(errors="replace")
+    message = "krait: %s%s" % (text, " (%s)" % cure if cure else "")
+    if status == constant("KRAIT_ERR_UNSUPPORTED"):
+        raise KraitUnsupported(message, status)
+    if status == constant("KRAIT_ERR_NO_MEMORY"):
+        raise MemoryError(message)
+    raise KraitError(message, status)
+
+
+def version():
+    return ffi().string(lib().krait_version()).decode()
+
+
+def caps_text(caps):
+    buffer = ffi().new("char[512]")
+    lib().krait_caps_format(caps, buffer, 512)
+    return ffi().string(buffer).decode()
+
+
+def open_context(device, n_threads):
+    """A krait_ctx*; kept open for the life of the process by whoever caches it."""
+    options = ffi().new("krait_ctx_options *", {"size": ffi().sizeof("krait_ctx_options"), "device": device,
+                                                "n_threads": n_threads})
+    handle = ffi().new("krait_ctx **")
+    status = lib().krait_ctx_open(options, handle)
+    if status < 0:
+        fail(status)
+    return handle[0]
+
+
+def _cached(key, device, n_threads):
+    with _lock_contexts:
+        if key not in _contexts:
+            _contexts[key] = open_context(device, n_threads)
+        return _contexts[key]
+
+
+_lock_contexts = threading.Lock()
+
+
+def cpu_context(n_threads):
+    """The CPU context with that many threads (KRAIT_THREADS, where set, wins)."""
+    context = _contexts.get(n_threads)
+    if context is None:
+        wanted = 0 if os.environ.get("KRAIT_THREADS") else n_threads
+        context = _cached(n_threads, constant("KRAIT_DEVICE_CPU"), wanted)
+    return context
+
+
+def cuda_context(index):
+    key = ("cuda", index)
+    context = _contexts.get(key)
+    if context is None:
+        context = _cached(key, constant("KRAIT_DEVICE_CUDA") + index, 0)
+    return context
+
+
+def read_stats(context):
+    stats = ffi().new("krait_ctx_stats *", {"size": ffi().sizeof("krait_ctx_stats")})
+    status = lib().krait_ctx_read_stats(context, stats)
+    if status < 0:
+        fail(status)
+    return {"n_calls": stats.n_calls, "n_fallbacks": stats.n_fallbacks}
+
+
+def _forget_contexts():
+    """A forked child has none of its parent's threads: it opens contexts of its own."""
+    global _lock, _lock_contexts
+    _lock, _lock_contexts = threading.Lock(), threading.Lock()
+    _contexts.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_contexts)
+
+
+# ---- the opt-in round trip through the CPU rows (KRAIT_FALLBACK=cpu) ------------------------------------------------
+n_round_trips = 0
+
+
+def count_round_trip(why):
+    global n_round_trips
+    n_round_trips += 1
+    if n_round_trips == 1:
+        warnings.warn("krait: KRAIT_FALLBACK=cpu: this GPU is not used, tensors go through the CPU and back (%s)" % why,
+                      RuntimeWarning, stacklevel=4)

@@ -1,0 +1,82 @@
+"""What differs between PyTorch releases, in one place: autocast queries, compilation, custom operators."""
+
+import functools
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ._call import NeedsRoundTrip, round_trip
+
+_compiler = getattr(torch, "compiler", None)
+HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
+
+
+if HAS_CUSTOM_OPS:
+    is_compiling = _compiler.is_compiling
+else:
+    def is_compiling():
+        return False
+
+
+if hasattr(torch, "get_autocast_dtype"):
+    def autocast_dtype(device_type):
+        """The dtype of the autocast region that we are in, None outside of one."""
+        if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+            return None
+        return torch.get_autocast_dtype(device_type)
+else:
+    def autocast_dtype(device_type):
+        if device_type == "cuda":
+            return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+        if device_type == "cpu":
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return None
+
+
+def _with_placeholders(function):
+    """Operators cannot return None: an empty tensor stands for it."""
+    @functools.wraps(function)
+    def complete(*args):
+        result = function(*args)
+        if not isinstance(result, (tuple, list)):
+            return result
+        return type(result)(args[0].new_empty(0) if t is None else t for t in result)
+    return complete
+
+
+def differentiable(name, forward, setup, gradients):
+    """apply() of an autograd node: forward, then setup(ctx, inputs, output); gradients(ctx, *douts) once, not twice."""
+    def run(ctx, *inputs):
+        output = forward(*inputs)
+        setup(ctx, inputs, output)
+        return output
+
+    node = type(name, (torch.autograd.Function,), {"forward": staticmethod(run),
+                                                   "backward": staticmethod(once_differentiable(gradients))})
+    return node.apply
+
+
+def custom_op(name, fake, mutates=(), written=(), setup=None, backward=None):
+    """For functions from tensors to tensors: also registers torch.ops.krait.<name>, which compiled code calls (results that
+    are None are then empty tensors); eager code keeps the plain call. Where the device cannot run it and KRAIT_FALLBACK=cpu
+    allows that, the call is repeated on host copies; `mutates` names, `written` numbers the arguments that it changes.
+    `setup` and `backward` make the operator differentiable where code is compiled."""
+    def wrap(function):
+        operator = None
+        if HAS_CUSTOM_OPS:
+            registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
+            registered.register_fake(_with_placeholders(fake))
+            if backward:
+                registered.register_autograd(backward, setup_context=setup)
+            operator = getattr(torch.ops.krait, name)
+
+        @functools.wraps(function)
+        def dispatch(*args):
+            if is_compiling():
+                return operator(*args)
+            try:
+                return function(*args)
+            except NeedsRoundTrip as error:
+                return round_trip(function, str(error), written, args)
+        return dispatch
+    return wrap

@@ -1,0 +1,141 @@
+"""The Mamba block with upstream's parameters, and its bidirectional form of VideoMamba (bimamba=True)."""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from mamba_ssm.modules.block import Block as _Block
+from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_fn_no_out_proj, selective_scan_fn
+from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+
+def _init_dt_proj(proj, dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floor):
+    """softplus(bias) is log-uniform in [dt_min, dt_max]; an initialiser that zeroes biases must pass it by."""
+    std = dt_rank ** -0.5 * dt_scale
+    if dt_init == "constant":
+        nn.init.constant_(proj.weight, std)
+    elif dt_init == "random":
+        nn.init.uniform_(proj.weight, -std, std)
+    else:
+        raise NotImplementedError("dt_init must be 'constant' or 'random', not %r" % (dt_init,))
+    dt = torch.exp(torch.rand(proj.bias.shape, dtype=proj.bias.dtype, device=proj.bias.device)
+                   * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=dt_init_floor)
+    with torch.no_grad():
+        proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+    proj.bias._no_reinit = True
+
+
+def _no_weight_decay(values):
+    parameter = nn.Parameter(values)
+    parameter._no_weight_decay = True
+    return parameter
+
+
+class Mamba(nn.Module):
+    def __init__(self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1, dt_init="random",
+                 dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True, layer_idx=None, device=None,
+                 dtype=None, bimamba=False):
+        factory = {"device": device, "dtype": dtype}
+        super().__init__()
+        self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
+        self.d_inner = int(expand * d_model)
+        self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
+        self.use_fast_path, self.layer_idx, self.bimamba, self.activation = use_fast_path, layer_idx, bimamba, "silu"
+
+        self.in_proj = nn.Linear(d_model, self.d_inner * 2, bias=bias, **factory)
+        self.conv1d, self.x_proj, self.dt_proj = self._make_direction(conv_bias, factory)
+        self.act = nn.SiLU()
+        _init_dt_proj(self.dt_proj, self.dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floor)
+        self.A_log, self.D = self._make_A_log(device), _no_weight_decay(torch.ones(self.d_inner, device=device))
+        if bimamba:
+            self.A_b_log, self.D_b = self._make_A_log(device), _no_weight_decay(torch.ones(self.d_inner, device=device))
+            self.conv1d_b, self.x_proj_b, self.dt_proj_b = self._make_direction(conv_bias, factory)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
+
+    def _make_direction(self, conv_bias, factory):
+        conv = nn.Conv1d(self.d_inner, self.d_inner, bias=conv_bias, kernel_size=self.d_conv, groups=self.d_inner,
+                         padding=self.d_conv - 1, **factory)
+        x_proj = nn.Linear(self.d_inner, self.dt_rank + self.d_state * 2, bias=False, **factory)
+        return conv, x_proj, nn.Linear(self.dt_rank, self.d_inner, bias=True, **factory)
+
+    def _make_A_log(self, device):
+        row = torch.arange(1, self.d_state + 1, dtype=torch.float32, device=device)
+        return _no_weight_decay(torch.log(row.repeat(self.d_inner, 1)))
+
+    def forward(self, hidden_states, inference_params=None, T=1):
+        """hidden_states (B, L, d_model) -> the same shape. T is accepted for VideoMamba's callers and not used there either."""
+        conv_state, ssm_state = None, None
+        if inference_params is not None:
+            conv_state, ssm_state = self._get_states_from_cache(inference_params, hidden_states.shape[0])
+            if inference_params.seqlen_offset > 0:
+                return self.step(hidden_states, conv_state, ssm_state)[0]
+        xz = self.in_proj(hidden_states).transpose(1, 2)
+        if self.bimamba:
+            return self._forward_both(xz)
+        if self.use_fast_path and inference_params is None:
+            return mamba_inner_fn(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
+                                  self.out_proj.weight, self.out_proj.bias, -torch.exp(self.A_log.float()), None, None,
+                                  self.D.float(), delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
+        return self._forward_in_steps(xz, conv_state, ssm_state)
+
+    def _forward_both(self, xz):
+        ahead = mamba_inner_fn_no_out_proj(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
+                                           -torch.exp(self.A_log.float()), None, None, self.D.float(),
+                                           delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
+        back = mamba_inner_fn_no_out_proj(xz, self.conv1d_b.weight, self.conv1d_b.bias, self.x_proj_b.weight,
+                                          self.dt_proj_b.weight, -torch.exp(self.A_b_log.float()), None, None, self.D_b.float(),
+                                          delta_bias=self.dt_proj_b.bias.float(), delta_softplus=True, reverse=True)
+        return self.out_proj((ahead + back).transpose(1, 2))
+
+    def _forward_in_steps(self, xz, conv_state, ssm_state):
+        x, z = xz.chunk(2, dim=1)
+        if conv_state is not None:
+            conv_state.copy_(F.pad(x, (self.d_conv - x.shape[-1], 0)))
+        x = causal_conv1d_fn(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation=self.activation)
+        dt, B, C = self.x_proj(x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
+        dt = F.linear(dt, self.dt_proj.weight).transpose(1, 2)
+        y = selective_scan_fn(x, dt, -torch.exp(self.A_log.float()), B.transpose(1, 2), C.transpose(1, 2), self.D.float(), z=z,
+                              delta_bias=self.dt_proj.bias.float(), delta_softplus=True, return_last_state=ssm_state is not None)
+        if ssm_state is not None:
+            y, last_state = y
+            ssm_state.copy_(last_state)
+        return self.out_proj(y.transpose(1, 2))
+
+    def step(self, hidden_states, conv_state, ssm_state):
+        """hidden_states (B, 1, d_model); both states are updated in place -> (out (B, 1, d_model), conv_state, ssm_state)."""
+        assert hidden_states.shape[1] == 1, "Only support decoding with 1 token at a time for now"
+        if self.bimamba:
+            raise NotImplementedError("a bidirectional Mamba cannot be run token by token")
+        x, z = self.in_proj(hidden_states.squeeze(1)).chunk(2, dim=-1)
+        x = causal_conv1d_update(x, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.activation)
+        dt, B, C = self.x_proj(x).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
+        dt = F.linear(dt, self.dt_proj.weight)
+        y = selective_state_update(ssm_state, x, dt, -torch.exp(self.A_log.float()), B, C, self.D, z=z,
+                                   dt_bias=self.dt_proj.bias, dt_softplus=True)
+        return self.out_proj(y).unsqueeze(1), conv_state, ssm_state
+
+    def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
+        device = self.out_proj.weight.device
+        conv_state = torch.zeros(batch_size, self.d_inner, self.d_conv, device=device, dtype=dtype or self.conv1d.weight.dtype)
+        ssm_state = torch.zeros(batch_size, self.d_inner, self.d_state, device=device, dtype=dtype or self.dt_proj.weight.dtype)
+        return conv_state, ssm_state
+
+    def _get_states_from_cache(self, inference_params, batch_size, initialize_states=False):
+        assert self.layer_idx is not None, "inference needs layer_idx"
+        cache = inference_params.key_value_memory_dict
+        if self.layer_idx not in cache:
+            cache[self.layer_idx] = self.allocate_inference_cache(batch_size, 0)
+        elif initialize_states:
+            for state in cache[self.layer_idx]:
+                state.zero_()
+        return cache[self.layer_idx]
+
+
+class Block(_Block):
+    """The block as mamba_ssm 1.x had it: norm and mixer, no MLP."""
+
+    def __init__(self, dim, mixer_cls, norm_cls=nn.LayerNorm, fused_add_norm=False, residual_in_fp32=False):
+        super().__init__(dim, mixer_cls, nn.Identity, norm_cls, fused_add_norm, residual_in_fp32)

@@ -1,0 +1,207 @@
+"""Token-by-token generation: prefill, steps against cached states, sampling; GPU graphs for the step where asked."""
+
+import time
+from collections import namedtuple
+from dataclasses import dataclass, field
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor
+
+GenerationOutput = namedtuple("GenerationOutput", ["sequences", "scores"])
+
+
+@dataclass
+class InferenceParams:
+    """What a model needs to know between steps; key_value_memory_dict[layer] = (conv_state, ssm_state)."""
+    max_seqlen: int
+    max_batch_size: int
+    seqlen_offset: int = 0
+    batch_size_offset: int = 0
+    key_value_memory_dict: dict = field(default_factory=dict)
+    lengths_per_sample: Optional[Tensor] = None
+
+    def reset(self, max_seqlen, max_batch_size):
+        self.max_seqlen, self.max_batch_size, self.seqlen_offset = max_seqlen, max_batch_size, 0
+        if self.lengths_per_sample is not None:
+            self.lengths_per_sample.zero_()
+
+
+def modify_logits_for_min_p_filtering(logits, min_p):
+    """Drops, in place, tokens less likely than min_p times the likeliest one."""
+    if 0.0 < min_p < 1.0:
+        probabilities = torch.softmax(logits, dim=-1)
+        logits.masked_fill_(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), float("-inf"))
+
+
+def modify_logits_for_top_k_filtering(logits, top_k):
+    """Drops, in place, all but the top_k largest."""
+    logits.masked_fill_(logits < torch.topk(logits, top_k)[0][..., -1, None], float("-inf"))
+
+
+def modify_logits_for_top_p_filtering(logits, top_p):
+    """Drops, in place, the unlikely tail whose probabilities add up to at most 1 - top_p."""
+    if not 0.0 < top_p < 1.0:
+        return
+    ordered, order = torch.sort(logits, descending=False)
+    tail = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    logits.masked_fill_(tail.scatter(1, order, tail), float("-inf"))
+
+
+def modify_logit_for_repetition_penalty(logits, prev_output_tokens, repetition_penalty=1.0):
+    """Makes every token that was there before less likely, in place."""
+    if repetition_penalty == 1.0:
+        return logits
+    score = torch.gather(logits, 1, prev_output_tokens)
+    score = torch.where(score < 0, score * repetition_penalty, score / repetition_penalty)
+    return logits.scatter_(1, prev_output_tokens, score)
+
+
+def sample(logits, top_k=1, top_p=0.0, min_p=0.0, temperature=1.0):
+    """logits (B, V) -> token ids (B). top_k 1 is greedy, 0 keeps all."""
+    if top_k == 1:
+        return logits.argmax(dim=-1)
+    if top_p > 0.0:
+        assert top_p <= 1.0, "top-p should be in (0, 1]."
+    if top_k > 0:
+        top_k = min(top_k, logits.size(-1))
+        kept, indices = torch.topk(logits, top_k, dim=-1)
+        kept = kept / temperature if temperature != 1.0 else kept
+        modify_logits_for_top_p_filtering(kept, top_p)
+        choice = torch.multinomial(torch.softmax(kept, dim=-1), num_samples=1)
+        return indices.gather(1, choice).squeeze(dim=-1)
+    logits = logits.clone()
+    if min_p > 0.0:
+        modify_logits_for_min_p_filtering(logits, min_p)
+    logits = logits / temperature if temperature != 1.0 else logits
+    modify_logits_for_top_p_filtering(logits, top_p)
+    return torch.multinomial(torch.softmax(logits, dim=-1), num_samples=1).squeeze(dim=-1)
+
+
+def _next_logits(model, ids, params, batch_size):
+    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (replayed where a graph was captured)."""
+    decoding = params.seqlen_offset > 0
+    position_ids = None
+    if decoding:
+        position_ids = torch.full((batch_size, 1), params.seqlen_offset, dtype=torch.long, device=ids.device)
+    cache = getattr(model, "_decoding_cache", None)
+    if decoding and cache is not None and cache.inference_params is params:
+        return cache.run(ids, position_ids, params.seqlen_offset).squeeze(dim=1)
+    return model(ids, position_ids=position_ids, inference_params=params, num_last_tokens=1).logits.squeeze(dim=1)
+
+
+@torch.inference_mode()
+def decode(input_ids, model, max_length, top_k=1, top_p=0.0, min_p=0.0, temperature=1.0, repetition_penalty=1.0,
+           eos_token_id=None, teacher_outputs=None, vocab_size=None, cg=False, enable_timing=False, output_scores=False,
+           streamer=None):
+    """input_ids (B, L) -> GenerationOutput(sequences (B, <= max_length), scores: one (B, V) per new token)."""
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    batch_size, n_prompt = input_ids.shape
+    n_teacher = teacher_outputs.shape[1] if teacher_outputs is not None else 0
+    if cg and input_ids.is_cuda:
+        model._decoding_cache = update_graph_cache(model, getattr(model, "_decoding_cache", None), batch_size, n_prompt, max_length)
+        params = model._decoding_cache.inference_params
+        params.reset(max_length, batch_size)
+    else:
+        params = InferenceParams(max_seqlen=max_length, max_batch_size=batch_size)
+    start = time.perf_counter()
+    scores, sequences, seen = [], [input_ids], input_ids
+    while True:
+        logits = _next_logits(model, sequences[-1], params, batch_size)
+        logits = logits if vocab_size is None else logits[..., :vocab_size]
+        if output_scores:
+            scores.append(logits.clone())
+        params.seqlen_offset += sequences[-1].shape[1]
+        if n_teacher > params.seqlen_offset:
+            token = teacher_outputs[:, params.seqlen_offset]
+        else:
+            if repetition_penalty != 1.0:
+                logits = modify_logit_for_repetition_penalty(logits.clone(), seen, repetition_penalty)
+            token = sample(logits, top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+        token = token.unsqueeze(1)
+        seen = torch.cat([seen, token], dim=1) if repetition_penalty != 1.0 else seen
+        sequences.append(token)
+        if streamer is not None:
+            streamer.put(token.cpu())
+        ended = eos_token_id is not None and bool((token == eos_token_id).all())
+        if ended or params.seqlen_offset >= max_length - 1:
+            break
+    if streamer is not None:
+        streamer.end()
+    if enable_timing:
+        if input_ids.is_cuda:
+            torch.cuda.synchronize()
+        print("Prompt processing + decoding time: %.0fms" % ((time.perf_counter() - start) * 1000))
+    return GenerationOutput(sequences=torch.cat(sequences, dim=1), scores=tuple(scores))
+
+
+class GenerationMixin:
+    """Adds generate() to a model that has allocate_inference_cache() and returns .logits."""
+
+    def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
+        raise NotImplementedError
+
+    def generate(self, input_ids, max_length, top_k=1, top_p=0.0, min_p=0.0, temperature=1.0, return_dict_in_generate=False,
+                 output_scores=False, **kwargs):
+        output = decode(input_ids, self, max_length, top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature,
+                        output_scores=output_scores, **kwargs)
+        return output if return_dict_in_generate else output.sequences
+
+
+@dataclass
+class DecodingCGCache:
+    """A captured step and the states that it works on."""
+    max_batch_size: int = 0
+    max_seqlen: int = 0
+    device: Optional[torch.device] = None
+    dtype: Optional[torch.dtype] = None
+    inference_params: Optional[InferenceParams] = None
+    run: Optional[Callable] = None
+
+
+def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2):
+    """-> run(ids, position_ids, seqlen): copies its inputs in, replays, copies the logits out."""
+    device = next(iter(model.parameters())).device
+    ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
+    position_ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
+    offset = inference_params.seqlen_offset
+    inference_params.seqlen_offset = max_seqlen - 1
+
+    def step():
+        return model(ids, position_ids=position_ids, inference_params=inference_params, num_last_tokens=1).logits
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(n_warmups):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+    inference_params.seqlen_offset = offset
+
+    def run(new_ids, new_position_ids, seqlen):
+        ids.copy_(new_ids)
+        position_ids.copy_(new_position_ids)
+        graph.replay()
+        return logits.clone()
+
+    return run
+
+
+@torch.inference_mode()
+def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, tensor_parallel=1, dtype=None, n_warmups=2):
+    """The cache as it is where it fits the call, else a new capture."""
+    parameter = next(iter(model.parameters()))
+    dtype = dtype if dtype is not None else parameter.dtype
+    fits = (cache is not None and (cache.device, cache.dtype) == (parameter.device, dtype)
+            and cache.max_batch_size == batch_size and cache.max_seqlen >= max_seqlen)
+    if fits:
+        return cache
+    states = model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
+    params = InferenceParams(max_seqlen=max_seqlen, max_batch_size=batch_size, seqlen_offset=seqlen_og,
+                             key_value_memory_dict=states)
+    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups)
+    return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run)

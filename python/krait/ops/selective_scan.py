@@ -1,0 +1,155 @@
+"""The selective scan of Mamba 1: forward and backward, real and complex, packed sequences, both directions of time."""
+
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .._call import Operator, falls_back, place, view_with
+from .._torch import custom_op, differentiable, is_compiling
+
+_FORWARD = Operator("selective_scan")
+_BACKWARD = Operator("selective_scan_bwd")
+_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE = 1, 2, 4, 8  # KRAIT_SCAN_*
+
+
+def _flags(B, C, softplus, reverse):
+    return ((_SOFTPLUS if softplus else 0) | (_B_CONSTANT if B.dim() == 2 else 0) | (_C_CONSTANT if C.dim() == 2 else 0)
+            | (_REVERSE if reverse else 0))
+
+
+def _matrix(t):
+    """B, C or a gradient of theirs; one group may be left out of the shape."""
+    return t if t is None or t.dim() == 2 else view_with(t, 1, 4)
+
+
+def _n_groups(B, C):
+    return B.shape[1] if B.dim() == 4 else C.shape[1] if C.dim() == 4 else 1
+
+
+def _n_sequences(cu_seqlens):
+    return 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, out, last):
+    """The plain call, into given outputs."""
+    b, d, length = u.shape
+    _FORWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens), _flags(B, C, softplus, reverse),
+                 B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A,
+                 Bmat=_matrix(B), Cmat=_matrix(C), Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
+                 cu_seqlens=cu_seqlens, out=out, last_state=last)
+
+
+run_forward = falls_back(13, 14)(_run_forward)
+
+
+def _run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse,
+                  du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial):
+    """The plain call, into given gradients (None: not computed)."""
+    b, d, length = u.shape
+    _BACKWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast),
+                  _flags(B, C, softplus, reverse), B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C),
+                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=_matrix(B), Cmat=_matrix(C), Dvec=D, z=z, delta_bias=delta_bias,
+                  initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, dout=dout, dlast_state=dlast, du=du,
+                  ddelta=ddelta, dA=dA, dB=_matrix(dB), dC=_matrix(dC), dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial)
+
+
+run_backward = falls_back(*range(15, 24))(_run_backward)
+
+
+def _fake_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse):
+    return [None if t is None else torch.empty_like(t) for t in (u, delta, A, B, C, D, z, delta_bias, initial_state)]
+
+
+@custom_op("selective_scan_bwd", _fake_backward)
+def _backward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
+              delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
+              cu_seqlens: Optional[Tensor], dout: Optional[Tensor], dlast: Optional[Tensor], softplus: bool,
+              reverse: bool) -> List[Tensor]:
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse)
+    grads = _fake_backward(*inputs)
+    _run_backward(*inputs, *grads)
+    return grads
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:11])
+    ctx.softplus, ctx.reverse = inputs[11:13]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, dout, dlast=None):
+    tensors = ctx.saved_tensors
+    grads = _backward(*tensors, dout, dlast, ctx.softplus, ctx.reverse)
+    return (*[None if t is None else g for t, g in zip(tensors, grads)], None, None, None, None, None)
+
+
+def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, want_last):
+    last = None
+    if want_last:
+        last = torch.empty(_n_sequences(cu_seqlens) or u.shape[0], A.shape[0], A.shape[1], dtype=A.dtype, device=A.device)
+    return torch.empty_like(u), last
+
+
+@custom_op("selective_scan", _fake_forward, setup=_setup, backward=_gradients)
+def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
+             delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
+             cu_seqlens: Optional[Tensor], softplus: bool, reverse: bool, want_last: bool) -> Tuple[Tensor, Tensor]:
+    out, last = _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, want_last)
+    _run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, out, last)
+    return out, last
+
+
+_apply = differentiable("SelectiveScan", _forward, _setup, _gradients)
+
+
+def _refuse(tensors):
+    given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in tensors.items() if t is not None)
+    raise RuntimeError("selective_scan: u, delta, z must be (B, D, L), A (D, N), B and C (D, N), (B, N, L) or (B, G, N, L) with D a "
+                       "multiple of G (2L for complex A), D and delta_bias (D), initial_states (B or sequences, D, N), seq_idx (B, L); "
+                       "got " + given)
+
+
+def _is_matrix(t, A_shape, b, steps):
+    shape = t.shape
+    if len(shape) == 3:
+        return shape == (b, A_shape[1], steps)
+    if len(shape) == 2:
+        return shape == A_shape
+    return len(shape) == 4 and A_shape[0] % shape[1] == 0 and shape == (b, shape[1], A_shape[1], steps)
+
+
+def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens):
+    shape, A_shape = u.shape, A.shape
+    good = len(shape) == 3 and len(A_shape) == 2
+    if good:
+        b, d, length = shape
+        steps = length * 2 if A.is_complex() else length
+        good = (A_shape[0] == d and delta.shape == shape and (z is None or z.shape == shape) and _is_matrix(B, A_shape, b, steps)
+                and _is_matrix(C, A_shape, b, steps) and (D is None or D.shape == (d,))
+                and (delta_bias is None or delta_bias.shape == (d,)) and (seq_idx is None or seq_idx.shape == (b, length))
+                and (initial_states is None or initial_states.shape == (_n_sequences(cu_seqlens) or b, d, A_shape[1])))
+    if not good:
+        _refuse(dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_states=initial_states, seq_idx=seq_idx))
+
+
+def _parameter(t, dtype):
+    return t if t is None or t.dtype == dtype else t.to(dtype)
+
+
+def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+                   initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False):
+    """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state."""
+    is_complex = A.is_complex()
+    state_dtype = torch.complex64 if is_complex else torch.float32
+    A, D, delta_bias = _parameter(A, state_dtype), _parameter(D, torch.float32), _parameter(delta_bias, torch.float32)
+    A = A.resolve_conj() if is_complex else A
+    B = _parameter(B, state_dtype) if B.dim() == 2 else B
+    C = _parameter(C, state_dtype) if C.dim() == 2 else C
+    initial_states = _parameter(initial_states, state_dtype)
+    _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens)
+    args = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, bool(delta_softplus), reverse,
+            return_last_state)
+    tracked = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in args[:9]]) and not is_compiling()
+    result = _apply(*args) if tracked else _forward(*args)
+    return result if return_last_state else result[0]

@@ -1,0 +1,134 @@
+"""MambaLMHeadModel: keys, configuration, files, generation."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import refs
+from mamba_ssm import MambaLMHeadModel
+from mamba_ssm.models.config_mamba import MambaConfig
+from mamba_ssm.utils.generation import InferenceParams, sample
+
+
+def small(device="cpu", dtype=None, **changes):
+    return MambaLMHeadModel(MambaConfig(**{**dict(d_model=32, n_layer=3, vocab_size=43), **changes}), device=device, dtype=dtype).eval()
+
+
+def test_keys_and_sizes():
+    m = small()
+    assert m.lm_head.weight is m.backbone.embedding.weight and m.lm_head.weight.shape == (48, 32)
+    per_layer = ["norm.weight"] + ["mixer." + k for k in ("A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "x_proj.weight",
+                                                          "dt_proj.weight", "dt_proj.bias", "out_proj.weight")]
+    want = ["backbone.embedding.weight"] + ["backbone.layers.%d.%s" % (i, k) for i in range(3) for k in per_layer]
+    assert list(m.state_dict()) == want + ["backbone.norm_f.weight", "lm_head.weight"]
+    meta = MambaLMHeadModel(MambaConfig(d_model=768, n_layer=24), device="meta")
+    assert sum(p.numel() for p in meta.parameters()) == 129135360
+
+
+def test_config():
+    assert dataclasses.asdict(MambaConfig()) == dict(
+        d_model=2560, d_intermediate=0, n_layer=64, vocab_size=50277, ssm_cfg={}, attn_layer_idx=[], attn_cfg={}, rms_norm=True,
+        residual_in_fp32=True, fused_add_norm=True, pad_vocab_size_multiple=8, tie_embeddings=True)
+    with pytest.raises(TypeError):
+        MambaConfig(d_modell=3)
+    with pytest.raises(NotImplementedError):
+        small(ssm_cfg={"layer": "Mamba2"})
+    with pytest.raises(ValueError):
+        small(ssm_cfg={"layer": "Mamba9"})
+
+
+@pytest.mark.parametrize("fused,rms,mlp", [(True, True, 0), (False, True, 0), (True, False, 64)])
+def test_forward(device, fused, rms, mlp):
+    m = small(device, fused_add_norm=fused, rms_norm=rms, d_intermediate=mlp)
+    ids = torch.randint(0, 43, (2, 17), device=device)
+    logits = m(ids).logits
+    hidden = m.backbone.embedding(ids)
+    for layer in m.backbone.layers:
+        hidden = hidden + layer.mixer(layer.norm(hidden))
+        if mlp:
+            hidden = hidden + layer.mlp(layer.norm2(hidden))
+    refs.close(logits, m.lm_head(m.backbone.norm_f(hidden)), (1e-4, 1e-4))
+    assert torch.equal(m(ids, num_last_tokens=1).logits, logits[:, -1:]) or torch.allclose(m(ids, num_last_tokens=1).logits, logits[:, -1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_equal_the_whole(device, dtype):
+    m = small(device, dtype)
+    ids = torch.randint(0, 43, (2, 12), device=device)
+    with torch.no_grad():
+        want = m(ids).logits
+        params, got = InferenceParams(max_seqlen=12, max_batch_size=2), []
+        for begin, end in [(0, 5)] + [(t, t + 1) for t in range(5, 12)]:
+            got.append(m(ids[:, begin:end], inference_params=params, num_last_tokens=1).logits)
+            params.seqlen_offset = end
+    refs.close(torch.cat(got, 1), want[:, 4:], (1e-3, 1e-4) if dtype is torch.float32 else (5e-2, 5e-2))
+
+
+def test_greedy_generation(device):
+    m = small(device)
+    ids = torch.randint(0, 43, (2, 5), device=device)
+    out = m.generate(ids, max_length=15, return_dict_in_generate=True, output_scores=True, cg=True)
+    assert out.sequences.shape == (2, 15) and len(out.scores) == 10 and out.scores[0].shape == (2, 48)
+    slow = ids
+    for _ in range(10):
+        slow = torch.cat([slow, m(slow).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(out.sequences, slow)
+    assert torch.equal(m.generate(ids, max_length=15), slow)
+    again = m.generate(ids, max_length=15, teacher_outputs=slow.flip(0).clone())
+    assert torch.equal(again[:, 5:], slow.flip(0)[:, 5:])
+
+
+def test_stops_at_eos(device):
+    m = small(device)
+    ids = torch.randint(0, 43, (1, 5), device=device)
+    free = m.generate(ids, max_length=30)
+    eos = int(free[0, 8])
+    first = int((free[0, 5:] == eos).nonzero()[0]) + 5
+    assert m.generate(ids, max_length=30, eos_token_id=eos).shape[1] == first + 1
+    assert int(m.generate(ids, max_length=30, vocab_size=3).max()) <= int(ids.max().clamp(min=2))
+
+
+def test_sampling_rules():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0]]).repeat(500, 1)
+    assert torch.equal(sample(logits[:2]), torch.tensor([3, 0]))
+    assert set(sample(logits, top_k=2)[::2].tolist()) == {2, 3}
+    assert set(sample(logits, top_k=0, top_p=0.5)[::2].tolist()) == {3}
+    assert set(sample(logits, top_k=0, min_p=0.3)[1::2].tolist()) == {0, 1}
+    assert set(sample(logits, top_k=0)[::2].tolist()) == {0, 1, 2, 3}
+    assert set(sample(logits, top_k=4, temperature=0.01)[::2].tolist()) == {3}
+
+
+def test_repetition_penalty(device):
+    m = small(device)
+    ids = torch.randint(0, 43, (1, 4), device=device)
+    out = m.generate(ids, max_length=20, repetition_penalty=1e9)[0].tolist()
+    assert len(set(out[4:])) == len(out[4:])
+
+
+def test_files(tmp_path):
+    m = small()
+    m.save_pretrained(str(tmp_path))
+    again = MambaLMHeadModel.from_pretrained(str(tmp_path), dtype=torch.float32)
+    ids = torch.randint(0, 43, (1, 6))
+    assert torch.equal(again(ids).logits, m(ids).logits)
+    half = MambaLMHeadModel.from_pretrained(str(tmp_path), dtype=torch.bfloat16)
+    assert half.lm_head.weight.dtype == torch.bfloat16 and half.backbone.layers[0].mixer.A_log.dtype == torch.float32
+
+
+def test_converted_files(tmp_path):
+    """The -hf spelling of keys and configuration."""
+    m = small(pad_vocab_size_multiple=1, vocab_size=48)
+    state = {k.replace("embedding", "embeddings"): v for k, v in m.state_dict().items() if k != "lm_head.weight"}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="mamba", hidden_size=32, num_hidden_layers=3, vocab_size=48, use_bias=False,
+                                                         use_conv_bias=True, state_size=16, conv_kernel=4, expand=2, time_step_rank=2)))
+    again = MambaLMHeadModel.from_pretrained(str(tmp_path))
+    ids = torch.randint(0, 43, (1, 6))
+    assert torch.equal(again(ids).logits, m(ids).logits)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        MambaLMHeadModel.from_pretrained(str(tmp_path))

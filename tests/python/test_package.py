@@ -1,0 +1,163 @@
+"""Headers, errors, places, wheels, metadata, shadowing, `python -m krait`."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import threading
+import warnings
+import zipfile
+
+import pytest
+import torch
+
+import refs
+from krait import _call, _dropin, _header, _load
+from krait.ops import causal_conv1d, state_update
+
+
+def test_headers():
+    with open(os.path.join(_load.header_folder(), "krait.h")) as krait, open(os.path.join(_load.header_folder(), "ops.h")) as ops:
+        declarations, constants = _header.read_headers([krait.read(), ops.read()])
+    assert constants["KRAIT_ERR_UNSUPPORTED"] == -60 and constants["KRAIT_CAP_NEON"] == 32 and constants["KRAIT_DEVICE_CUDA"] == 16
+    assert "#" not in declarations and "KRAIT_API" not in declarations and "extern" not in declarations
+    assert _load.version() == ".".join(str(constants["KRAIT_VERSION_" + part]) for part in ("MAJOR", "MINOR", "PATCH"))
+    names = {torch.float32: "KRAIT_F32", torch.float16: "KRAIT_F16", torch.bfloat16: "KRAIT_BF16", torch.float64: "KRAIT_F64",
+             torch.int32: "KRAIT_I32", torch.int64: "KRAIT_I64", torch.complex64: "KRAIT_C64"}
+    assert dict(_call.DTYPES) == {dtype: constants[name] for dtype, name in names.items()}
+    import krait.ops.causal_conv1d as conv
+    for module, flags in ((sys.modules["krait.ops.causal_conv1d"], {"_REVERSE": "KRAIT_CONV1D_REVERSE"}),
+                          (sys.modules["krait.ops.selective_scan"], {"_SOFTPLUS": "KRAIT_SCAN_SOFTPLUS", "_B_CONSTANT": "KRAIT_SCAN_B_CONSTANT",
+                                                                     "_C_CONSTANT": "KRAIT_SCAN_C_CONSTANT", "_REVERSE": "KRAIT_SCAN_REVERSE"}),
+                          (sys.modules["krait.ops.state_update"], {"_SOFTPLUS": "KRAIT_UPDATE_SOFTPLUS"}),
+                          (sys.modules["krait.ops.norms"], {"_RMS": "KRAIT_NORM_RMS", "_GATE_FIRST": "KRAIT_GATED_NORM_GATE_FIRST"})):
+        for name, constant in flags.items():
+            assert getattr(module, name) == constants[constant]
+
+
+def test_packed_structs_are_what_cffi_sees():
+    x, weight = torch.randn(2, 8, 9)[..., ::2], torch.randn(8, 4, dtype=torch.float64).half()
+    run, seen = _call.Operator("causal_conv1d").run, []
+    run.__globals__["call"] = lambda at, args: seen.append(args)
+    run(_call.place(x), 5, B=1, D=2, L=3, W=4, activation=1, x=x, weight=weight, out=x)
+    args = _load.ffi().from_buffer("krait_causal_conv1d_args *", seen[0])
+    assert (args.call.size, args.call.flags, args.B, args.D, args.L, args.W, args.activation) == (len(seen[0]), 5, 1, 2, 3, 4, 1)
+    assert int(_load.ffi().cast("intptr_t", args.x.data)) == x.data_ptr() and list(args.x.stride) == [72, 9, 2, 0] and args.x.dtype == 0
+    assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1
+    assert args.bias.data == _load.ffi().NULL and args.out.data == args.x.data
+
+
+def test_mixed_devices_are_refused():
+    with pytest.raises(RuntimeError, match="expected all tensors on cpu"):
+        causal_conv1d(torch.zeros(1, 8, 4), torch.zeros(8, 4, device="meta"))
+    with pytest.raises(RuntimeError, match="no operator takes"):
+        causal_conv1d(torch.zeros(1, 8, 4, dtype=torch.int16), torch.zeros(8, 4))
+
+
+def test_library_errors_keep_their_sentence():
+    with pytest.raises(_load.KraitError, match="krait: .*(device|driver)") as error:
+        _load.open_context(12345, 1)
+    assert error.value.status < 0 and isinstance(error.value, RuntimeError)
+    assert issubclass(_load.KraitUnsupported, NotImplementedError)
+
+
+def test_a_missing_library_says_what_to_do(tmp_path):
+    environment = dict(os.environ, KRAIT_LIBRARY=str(tmp_path / "no.so"), PYTHONPATH=os.pathsep.join(sys.path))
+    code = "import torch, causal_conv1d; causal_conv1d.causal_conv1d_fn(torch.zeros(1, 8, 4), torch.zeros(8, 4))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "libkrait cannot be loaded from" in done.stderr and "KRAIT_LIBRARY" in done.stderr
+    report = subprocess.run([sys.executable, "-m", "krait"], env=environment, capture_output=True, text=True)
+    assert report.returncode == 1 and "cannot be loaded" in report.stdout
+
+
+def test_round_trip_through_the_cpu(monkeypatch):
+    """KRAIT_FALLBACK=cpu, with a place that always refuses in the first call of each pair."""
+    state, x, dt = torch.randn(2, 8, 4), torch.randn(2, 8), torch.rand(2, 8)
+    A, B = -torch.rand(8, 4), torch.randn(2, 4)
+    want_state = state.clone()
+    want = state_update(want_state, x, dt, A, B, B)
+    module, refusals = sys.modules["krait.ops.state_update"], [True]
+
+    def place(*tensors):
+        if refusals.pop():
+            refusals.append(False)
+            raise _call.NeedsRoundTrip("no usable tier")
+        return _call.place(*tensors)
+
+    monkeypatch.setattr(module, "place", place)
+    monkeypatch.setattr(torch.Tensor, "cpu", torch.Tensor.clone)  # the copy that a GPU tensor would get
+    before = _load.n_round_trips
+    monkeypatch.setattr(_load, "n_round_trips", 0)
+    with pytest.warns(RuntimeWarning, match="no usable tier"):
+        out = state_update(state, x, dt, A, B, B)
+    assert torch.equal(out, want) and torch.equal(state, want_state)
+    assert _load.n_round_trips == 1 and before >= 0
+
+
+def test_threads_have_their_own_scratch():
+    tails = []
+    threads = [threading.Thread(target=lambda: tails.append(_call.place(torch.zeros(1)).tail())) for _ in range(2)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert tails[0] != _call.place(torch.zeros(1)).tail()
+
+
+def test_stats():
+    import krait
+    causal_conv1d(torch.zeros(1, 8, 4), torch.zeros(8, 4))
+    stats = krait.stats()
+    assert sum(c["n_calls"] for c in stats["contexts"].values()) > 0 and stats["round_trips"] >= 0
+
+
+@pytest.mark.parametrize("name", list(_dropin.PACKAGES))
+def test_dropin_wheels(tmp_path, name):
+    path = _dropin.write_wheel(name, str(tmp_path))
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+        (metadata,) = [wheel.read(n).decode() for n in names if n.endswith("METADATA")]
+        (record,) = [wheel.read(n).decode() for n in names if n.endswith("RECORD")]
+    assert "Name: %s\n" % name in metadata and "+krait" in metadata and "Requires-Dist: krait==" in metadata
+    assert len(record.splitlines()) == len(names) and name + "/__init__.py" in names
+
+
+def test_who_shadows_whom(tmp_path, monkeypatch):
+    """A fork of the same name in front of the drop-in is found and named; a working one is not replaced unasked."""
+    fork = tmp_path / "mamba_ssm"
+    fork.mkdir()
+    (fork / "__init__.py").write_text("'a fork'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:1] + [p for p in sys.path[1:]])
+    text = _dropin.explain("mamba_ssm")
+    assert text.startswith("%s (not krait's), which hides" % fork) and "krait's drop-in" in text
+    monkeypatch.setattr(_dropin, "_import_error", lambda name: None)
+    monkeypatch.setattr(_dropin, "_pip", lambda *arguments: pytest.fail("pip was called"))
+    assert _dropin._install(["mamba_ssm"], force=False) == 1
+    calls = []
+    monkeypatch.setattr(_dropin, "_pip", lambda *arguments: calls.append(arguments) or 0)
+    assert _dropin._install(["mamba_ssm"], force=True) == 0 and calls
+    monkeypatch.setattr(_dropin, "_import_error", lambda name: "ImportError: undefined symbol")
+    assert _dropin._install(["mamba_ssm"], force=False) == 0 and len(calls) == 2
+
+
+def test_unknown_package():
+    done = subprocess.run([sys.executable, "-m", "krait", "dropin", "which", "mamba"], capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    assert done.returncode == 2 and "there are causal_conv1d" in done.stderr
+
+
+def test_report():
+    done = subprocess.run([sys.executable, "-m", "krait"], capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    assert done.returncode == 0, done.stderr
+    for word in ("krait ", "library", "cpu", "torch", "mamba_ssm"):
+        assert any(line.startswith(word) for line in done.stdout.splitlines()), word
+
+
+@pytest.mark.skipif(not os.environ.get("KRAIT_INSTALLED"), reason="the wheels are not installed; make test-python does that")
+def test_installed_metadata():
+    assert importlib.metadata.version("krait") == "0.1.0"
+    for name, (version, _, _) in _dropin.PACKAGES.items():
+        assert importlib.metadata.version(name).startswith(version + "+krait") or name == "flash_attn"
+    for module in ("krait", "mamba_ssm", "causal_conv1d", "selective_scan_cuda"):
+        assert "site-packages" in __import__(module).__file__
+    assert os.path.getsize(_load.library_path()) < 5 << 20

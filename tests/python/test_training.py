@@ -1,0 +1,62 @@
+"""Training a small PrimeKnet-Mamba with the drop-in follows the pure PyTorch loop, and is faster."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+_ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+_EXAMPLES = os.path.join(_ROOT, "examples")
+CONFIG = dict(fft_len=400, dense_channel=8, sigmoid_beta=2.0, dense_depth=2, num_tsblock=1, time_block_num=2, freq_block_num=1,
+              mamba_hidden_size=16, freq_block_kernel=(3, 11))
+
+
+def load_twin(mamba_class=None):
+    sys.path.insert(0, _EXAMPLES)
+    try:
+        from primeknet_steps import load_twin
+    finally:
+        sys.path.remove(_EXAMPLES)
+    return load_twin(mamba_class)
+
+
+def train(model, steps, device):
+    """-> (losses, seconds of the steps after the first)."""
+    generator = torch.Generator().manual_seed(1)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    losses, start = [], None
+    for step in range(steps):
+        x = torch.randn(1, 201, 60, 2, generator=generator).to(device)
+        optimiser.zero_grad()
+        _, _, com = model(x)
+        loss = (com - 0.3 * x).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        start = start or time.perf_counter()
+    return losses, time.perf_counter() - start
+
+
+def test_follows_the_reference_loop(device):
+    from mamba_ssm import Mamba
+    steps = 20
+    torch.manual_seed(3)
+    plain = load_twin().build("primeknet_mamba", CONFIG).to(device)
+    ours = load_twin(Mamba).build("primeknet_mamba", CONFIG).to(device)
+    ours.load_state_dict(plain.state_dict())
+    want, slow = train(plain, steps, device)
+    got, fast = train(ours, steps, device)
+    print("losses %.5f -> %.5f; reference loop %.2f s, krait %.2f s" % (got[0], got[-1], slow, fast))
+    assert got[-1] < got[0]
+    assert max(abs(a - b) for a, b in zip(got, want)) < 1e-4
+    assert fast < slow
+
+
+@pytest.mark.parametrize("name", ["train_mamba.py", "primeknet_steps.py"])
+def test_examples(name):
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    done = subprocess.run([sys.executable, os.path.join(_EXAMPLES, name)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""What a call from Python costs above the C call, on tiny CPU tensors with one thread: median microseconds of processor time
+over interleaved repeats, so that a busy machine disturbs both sides alike.
+
+    PYTHONPATH=python:python/krait/dropin KRAIT_LIBRARY=build/src/libkrait.so tools/bench_python.py"""
+
+import importlib
+import statistics
+import time
+
+import torch
+
+from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from krait import _load
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
+from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+CALLS, REPEATS = 200, 41
+
+
+def captured_call(module, attribute, function):
+    """The bare C call with the very arguments that `function` makes it with; its tensors stay alive."""
+    operator = getattr(importlib.import_module("krait.ops." + module), attribute)
+    function()
+    place_call = operator.run.__globals__["call"]
+    seen = {}
+
+    def spy(at, args):
+        seen.update(at=at, args=args)
+        place_call(at, args)
+
+    operator.run.__globals__["call"] = spy
+    kept = function()
+    operator.run.__globals__["call"] = place_call
+    name = operator._name
+    run, packed = _load.function("krait_" + name), _load.ffi().from_buffer("krait_%s_args *" % name, seen["args"])
+    context = seen["at"].context
+    return lambda: (run(context, packed), kept)
+
+
+def seconds(function):
+    start = time.thread_time()
+    for _ in range(CALLS):
+        function()
+    return (time.thread_time() - start) / CALLS
+
+
+def cases():
+    x, w, b = torch.randn(2, 8, 16), torch.randn(8, 4), torch.randn(8)
+    state = torch.zeros(2, 8, 4)
+    yield "causal_conv1d_fn", "causal_conv1d", "_FORWARD", lambda: causal_conv1d_fn(x, w, b, activation="silu")
+    yield "causal_conv1d_update", "causal_conv1d", "_UPDATE", lambda: causal_conv1d_update(x[..., 0], state, w, b, "silu")
+    A, B, C, D, bias = -torch.rand(8, 4), torch.randn(2, 4, 16), torch.randn(2, 4, 16), torch.randn(8), torch.rand(8)
+    yield "selective_scan_fn", "selective_scan", "_FORWARD", lambda: selective_scan_fn(x, x, A, B, C, D, x, bias, True)
+    ssm, row, dt, B1, C1 = torch.zeros(2, 8, 4), torch.randn(2, 8), torch.rand(2, 8), torch.randn(2, 4), torch.randn(2, 4)
+    yield "selective_state_update", "state_update", "_UPDATE", lambda: selective_state_update(ssm, row, dt, A, B1, C1, D, None, bias, True)
+    yield "rms_norm_fn", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None)
+    yield "rms_norm_fn, residual", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None, residual=dt, prenorm=True)
+
+
+def main():
+    torch.set_num_threads(1)
+    print("%-24s %9s %9s %9s" % ("microseconds", "Python", "C", "above"))
+    for name, module, attribute, function in cases():
+        try:
+            bare = captured_call(module, attribute, function)
+        except NotImplementedError as error:
+            print("%-24s %s" % (name, error))
+            continue
+        pairs = [(seconds(function) * 1e6, seconds(bare) * 1e6) for _ in range(REPEATS)]
+        whole, inner = [statistics.median(column) for column in zip(*pairs)]
+        print("%-24s %9.2f %9.2f %9.2f" % (name, whole, inner, statistics.median(p - q for p, q in pairs)))
+
+
+if __name__ == "__main__":
+    main()
