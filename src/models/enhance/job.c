@@ -7,18 +7,25 @@
 #include "clock.h"
 #include "status.h"
 
-/* Chosen by tools/score_windows.py; docs/SPEED.md has the measurement. */
-enum { WINDOW_S = 10, OVERLAP_MS = 1500, FADE_MS = 500 };
+/* docs/SPEED.md: from 4 s on, windows of any length score like one window, and memory grows with their length. */
+enum { WINDOW_MS = 6000, OVERLAP_MS = 500, FADE_MS = 250 };
 /* The model was trained on recordings between these levels (dB of full scale, root mean square). */
 static const double QUIETEST_DB = -35, LOUDEST_DB = -15;
 
+/* Windows of equal length, as few as can be: a recording that is a little longer than one window is not computed twice. */
+static kr_windows_shape choose_shape(int64_t longest, int64_t n_samples) {
+  kr_windows_shape shape = {longest, OVERLAP_MS * KR_MODEL_HZ / 1000, FADE_MS * KR_MODEL_HZ / 1000};
+  if (shape.overlap > longest / 4) shape.overlap = longest / 4;
+  if (shape.fade > shape.overlap) shape.fade = shape.overlap;
+  const int64_t n_windows = kr_windows_count(&shape, n_samples);
+  if (n_windows > 1) shape.window = (n_samples + (n_windows - 1) * shape.overlap + n_windows - 1) / n_windows;
+  else shape = (kr_windows_shape){n_samples < 2 ? 2 : n_samples, 1, 1};
+  return shape;
+}
+
 void kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels) {
-  int64_t window = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_S * KR_MODEL_HZ;
-  if (window > n_samples) window = n_samples < 2 ? 2 : n_samples;
-  int64_t overlap = OVERLAP_MS * KR_MODEL_HZ / 1000, fade = FADE_MS * KR_MODEL_HZ / 1000;
-  if (overlap > window / 2) overlap = window / 2;
-  if (fade > overlap) fade = overlap;
-  *job = (kr_job){.denoiser = denoiser, .shape = {window, overlap, fade}};
+  const int64_t longest = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_MS * KR_MODEL_HZ / 1000;
+  *job = (kr_job){.denoiser = denoiser, .shape = choose_shape(longest, n_samples)};
   job->n_windows = kr_windows_count(&job->shape, n_samples) * n_channels;
 }
 
