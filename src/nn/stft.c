@@ -1,4 +1,6 @@
-/* stft.c: see stft.h. Magnitudes and phases as upstream's front end computes them, epsilons included. */
+/* stft.c: see stft.h. Magnitudes and phases as upstream's front end computes them, epsilons included. The forward transform and
+ * the window have the very roundings of PyTorch's CPU build, because the model sees the sign of what rounding leaves of an
+ * imaginary part (real_fft.h); any other forward transform moves its output for such frames by a percent. */
 #include "stft.h"
 
 #include <kiss_fftr.h>
@@ -6,29 +8,51 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "real_fft.h"
 #include "status.h"
 
 struct kr_stft {
   int64_t n_fft, hop, F;
-  kiss_fftr_cfg forward, inverse;
-  float *window, *frame;   /* (n_fft) each */
-  kiss_fft_cpx *spectrum;  /* (F) */
+  kr_real_fft *exact;             /* for lengths that it takes; else NULL */
+  kiss_fftr_cfg forward, inverse; /* forward is NULL if exact is there */
+  float *window, *frame;          /* (n_fft) each */
+  float *re, *im;                 /* (F) each */
+  kiss_fft_cpx *spectrum;         /* (F) */
 };
 
-static int32_t open_parts(kr_stft *s) {
+/* cos(x), 0 <= x < 7, with the roundings of a float32 polynomial with a compensated end, accurate to 1 ulp: x is brought to
+ * [-pi/2, pi/2] around an odd multiple of pi/2; what has two words there is a double here. */
+static float cos_of_vectors(float x) {
+  const float odd = 2 * rintf(fmaf(x, 0.318309886f, -0.5f)) + 1; /* 0.318... = 1/pi */
+  const double t = (double)x + odd * -1.57073974609375f + odd * -5.65797090530395508e-05f + odd * -9.92093629470502945e-10f;
+  const double square = t * t;
+  const float s = (float)t * (float)t;
+  float u = 2.60831598e-06f;
+  u = fmaf(u, s, -0.000198106907f);
+  u = fmaf(u, s, 0.00833307859f);
+  const float value = (float)(t * (1 + ((double)-0.166666597f + (double)(u * s)) * square));
+  return (int)odd & 2 ? value : -value;
+}
+
+static kiss_fftr_cfg open_kiss(int64_t n, int inverse) {
   size_t bytes = 0;
+  kiss_fftr_alloc((int)n, inverse, NULL, &bytes);
+  void *memory = kr_alloc(bytes);
+  return memory ? kiss_fftr_alloc((int)n, inverse, memory, &bytes) : NULL;
+}
+
+static int32_t open_parts(kr_stft *s) {
+  const float step = (float)(2 * 3.14159265358979323846 / (double)s->n_fft);
   s->window = kr_alloc_array((size_t)s->n_fft, sizeof *s->window);
   s->frame = kr_alloc_array((size_t)s->n_fft, sizeof *s->frame);
+  s->re = kr_alloc_array((size_t)s->F, sizeof *s->re);
+  s->im = kr_alloc_array((size_t)s->F, sizeof *s->im);
   s->spectrum = kr_alloc_array((size_t)s->F, sizeof *s->spectrum);
-  kiss_fftr_alloc((int)s->n_fft, 0, NULL, &bytes);
-  s->forward = kr_alloc(bytes);
-  if (s->forward) kiss_fftr_alloc((int)s->n_fft, 0, s->forward, &bytes);
-  kiss_fftr_alloc((int)s->n_fft, 1, NULL, &bytes);
-  s->inverse = kr_alloc(bytes);
-  if (s->inverse) kiss_fftr_alloc((int)s->n_fft, 1, s->inverse, &bytes);
-  KR_CHECK(s->window && s->frame && s->spectrum && s->forward && s->inverse, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
-  const double pi = 3.14159265358979323846;
-  for (int64_t i = 0; i < s->n_fft; i++) s->window[i] = (float)(0.5 - 0.5 * cos(2 * pi * (double)i / (double)s->n_fft));
+  s->inverse = open_kiss(s->n_fft, 1);
+  if (kr_real_fft_fits(s->n_fft)) KR_TRY(kr_real_fft_open(s->n_fft, &s->exact));
+  else s->forward = open_kiss(s->n_fft, 0);
+  KR_CHECK(s->window && s->frame && s->re && s->im && s->spectrum && s->inverse && (s->exact || s->forward), KRAIT_ERR_NO_MEMORY, "no memory for the transform");
+  for (int64_t i = 0; i < s->n_fft; i++) s->window[i] = cos_of_vectors((float)i * step) * -0.5f + 0.5f;
   return KRAIT_OK;
 }
 
@@ -49,7 +73,10 @@ void kr_stft_close(kr_stft **stft) {
   if (!s) return;
   kr_free(s->window);
   kr_free(s->frame);
+  kr_free(s->re);
+  kr_free(s->im);
   kr_free(s->spectrum);
+  kr_real_fft_close(&s->exact);
   kr_free(s->forward);
   kr_free(s->inverse);
   kr_free(s);
@@ -60,14 +87,24 @@ int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples) { return 1 + n_
 
 static int64_t reflect(int64_t i, int64_t n) { return i < 0 ? -i : i >= n ? 2 * n - 2 - i : i; }
 
+/* s->frame -> s->re, s->im */
+static void transform_frame(kr_stft *s) {
+  if (s->exact) {
+    kr_real_fft_run(s->exact, s->frame, s->re, s->im);
+    return;
+  }
+  kiss_fftr(s->forward, s->frame, s->spectrum);
+  for (int64_t f = 0; f < s->F; f++) s->re[f] = s->spectrum[f].r, s->im[f] = s->spectrum[f].i;
+}
+
 int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
   const int64_t T = kr_stft_n_frames(s, n_samples), half = s->n_fft / 2;
   KR_CHECK(n_samples > half, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld", (long long)n_samples, (long long)s->n_fft);
   for (int64_t t = 0; t < T; t++) {
     for (int64_t i = 0; i < s->n_fft; i++) s->frame[i] = wav[reflect(t * s->hop + i - half, n_samples)] * s->window[i];
-    kiss_fftr(s->forward, s->frame, s->spectrum);
+    transform_frame(s);
     for (int64_t f = 0; f < s->F; f++) {
-      float re = s->spectrum[f].r, im = s->spectrum[f].i;
+      const float re = s->re[f], im = s->im[f];
       float mag = powf(sqrtf(re * re + im * im + 1e-9f), (float)power), pha = atan2f(im + 1e-10f, re + 1e-5f);
       com[(f * T + t) * 2] = mag * cosf(pha);
       com[(f * T + t) * 2 + 1] = mag * sinf(pha);
