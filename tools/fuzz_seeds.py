@@ -1,4 +1,5 @@
 """Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
+import io
 import pathlib
 import struct
 import sys
@@ -51,10 +52,27 @@ def ar_archive():
 
 PTX = b"//\n.version 6.0\n.target sm_50\n.address_size 64\n.visible .entry scan(\n.param .u64 a)\n{\nret;\n}\n"
 
+PINS = [b"torch==2.8.0\nflash_attn==2.7.4 ; python_version > '3'\nmamba-ssm @ https://x/mamba_ssm-2.2.4+cu12torch2.4cxx11abiFALSE-cp311-cp311-linux_x86_64.whl\n",
+        b'[project]\ndependencies = ["torch==2.8.0", "causal-conv1d>=1.4"]\n']
+LOGS = [b"Traceback (most recent call last):\n  File \"a.py\", line 1\nImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESs\n",
+        b"RuntimeError: CUDA error: no kernel image is available for execution on the device\ntorch 2.8.0+cu128, driver 570.86, sm_120\n"]
+
+
+def zips():
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", method) as z:
+            z.writestr("x/a.so", device_code(".cubin")[0])
+            z.writestr("x-1.0.dist-info/METADATA", "Name: x\nVersion: 1.0\nRequires-Dist: torch (>=2)\n")
+            z.writestr("x-1.0.dist-info/RECORD", "x/a.so,sha256=AAAA,100\n")
+        yield out.getvalue()
+
+
 SEEDS = {
     "ar": [ar_archive()],
     "audio": recordings(),
     "cubin": device_code(".cubin"),
+    "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in LOGS],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
     "ptx": [PTX],
@@ -63,6 +81,7 @@ SEEDS = {
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],
     "torch_file": [p.read_bytes() for p in torch_files()],
     "yaml_tree": YAML,
+    "zip_file": list(zips()),
 }
 
 for target, inputs in SEEDS.items():

@@ -200,3 +200,44 @@ int32_t krait_doctor_list(const char *path, krait_report **report, const char **
   if (status < 0) krait_report_close(report);
   return status;
 }
+
+#ifdef KR_FUZZ
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The first byte says what the rest is: a log, a file by its name, or a list of images. The machine's facts come from an empty folder. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static const char *const names[] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a"};
+  enum { N_NAMES = sizeof names / sizeof *names };
+  static const char folder[] = "/tmp/krait-fuzz";
+  char path[96];
+  if (size < 1 || (mkdir(folder, 0700) != 0 && access(folder, W_OK) != 0)) return 0;
+  const size_t kind = data[0] % (N_NAMES + 1);
+  krait_doctor_options options = {.size = sizeof options, .gpu = "12.0", .driver = "570.86", .torch = "2.8.0+cu128", .root = folder, .deep = 1};
+  krait_report *report = NULL;
+  const char *text = NULL, *const paths[] = {path};
+  snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), names[kind % N_NAMES]);
+  if (kind < N_NAMES) {
+    FILE *file = fopen(path, "wb");
+    if (!file) return 0;
+    fwrite(data + 1, 1, size - 1, file);
+    fclose(file);
+    options.paths = paths;
+    options.n_paths = 1;
+  } else {
+    options.log = (const char *)data + 1;
+    options.log_bytes = size - 1;
+  }
+  if (krait_doctor_run(&options, &report) == KRAIT_OK) {
+    krait_report_text(report, 0, 0);
+    krait_report_json(report, 0);
+    krait_report_plan(report);
+  }
+  krait_report_close(&report);
+  if (kind < N_NAMES && krait_doctor_list(path, &report, &text) == KRAIT_OK) krait_report_close(&report);
+  unlink(path);
+  return 0;
+}
+#endif

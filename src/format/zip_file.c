@@ -1,6 +1,8 @@
 /* zip_file.c: libzip behind the checks of zip_file.h, and a member as a source with a sliding window. */
+#define _GNU_SOURCE
 #include "zip_file.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <zip.h>
 
@@ -164,3 +166,32 @@ void kr_zip_source_close(kr_source **source) {
   kr_free(s);
   *source = NULL;
 }
+
+#ifdef KR_FUZZ
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* The input as a file: every member is looked at, and read forward and back a little. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  char path[40];
+  uint8_t bytes[64];
+  kr_zip *zip = NULL;
+  const int fd = memfd_create("zip", 0);
+  if (fd < 0) return 0;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  if (write(fd, data, size) == (ssize_t)size && kr_zip_open(path, &zip) == KRAIT_OK) {
+    for (int64_t i = 0; i < kr_zip_n(zip) && i < 64; i++) {
+      kr_zip_member member;
+      kr_source *source = NULL;
+      if (kr_zip_member_at(zip, i, &member) < 0 || kr_zip_source_open(zip, i, &source) < 0) continue;
+      if (source->size >= sizeof bytes && kr_source_read(source, source->size - sizeof bytes, bytes, sizeof bytes) >= 0)
+        kr_source_read(source, 0, bytes, sizeof bytes);
+      kr_zip_source_close(&source);
+    }
+  }
+  kr_zip_close(&zip);
+  close(fd);
+  return 0;
+}
+#endif

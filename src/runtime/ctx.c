@@ -10,9 +10,6 @@
 #include "log.h"
 #include "status.h"
 
-#define KR_STRING2(x) #x
-#define KR_STRING(x) KR_STRING2(x)
-
 static const struct {
   uint64_t cap;
   const char *name;
@@ -28,10 +25,6 @@ static const struct {
     {KRAIT_CAP_CUDA_HOPPER, "cuda_hopper"},
 };
 enum { N_CAPS = sizeof cap_names / sizeof *cap_names };
-
-const char *krait_version(void) {
-  return KR_STRING(KRAIT_VERSION_MAJOR) "." KR_STRING(KRAIT_VERSION_MINOR) "." KR_STRING(KRAIT_VERSION_PATCH);
-}
 
 static uint64_t cap_of(const char *name, size_t length) {
   for (int i = 0; i < N_CAPS; i++)
