@@ -1,15 +1,24 @@
 """Help, unknown options and operands of every verb."""
+import pathlib
+import re
+
 from run import check, check_error, finish, krait
 
 top = krait("--help")
 check(top.returncode == 0 and top.stderr == b"", "--help goes to standard output")
 verbs = [line.split()[0] for line in top.stdout.decode().splitlines() if line.startswith("  ")]
 check("info" in verbs and "convert" in verbs, f"verbs listed: {verbs}")
+manual = (pathlib.Path(__file__).parent.parent.parent / "docs" / "krait.1").read_text().replace("\\-", "-")
+sections = {part.split()[0]: part for part in manual.split("\n.SS krait ")[1:]}
 for verb in verbs:
     done = krait(verb, "--help")
     check(done.returncode == 0 and done.stderr == b"", f"{verb} --help: {done}")
     check(done.stdout.decode().startswith(f"usage: krait {verb}"), f"{verb} --help: {done.stdout}")
     check(all(len(line) <= 100 for line in done.stdout.decode().splitlines()), f"{verb} --help: too wide")
+    check(verb in sections, f"docs/krait.1 lacks {verb}")
+    for option in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", done.stdout.decode(), re.M):
+        common = option in ("--help", "--device", "--threads", "--caps")
+        check(option in (manual if common else sections.get(verb, "")), f"docs/krait.1 lacks {verb} {option}")
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
     check_error(usage_error, "'--nonsense'", verb, "--nonsense")
     check_error(usage_error, "'-Z'", verb, "-Z")
