@@ -57,7 +57,7 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
 static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights, kr_config **config, krait_model *model) {
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
-  KR_CHECK(name, KRAIT_ERR_WEIGHTS, "no source says which model the weights are for; give model=NAME, as in model=primeknet_mamba");
+  KR_CHECK(name, KRAIT_ERR_WEIGHTS, "nothing says which model the weights are for; give a configuration (a run's .hydra/config.yaml) or model=primeknet_mamba");
   model->kind = find_kind(name);
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
   KR_TRY(kr_weights_json(weights, *config, &model->json));

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import resource
 import signal
 import struct
 import subprocess
@@ -63,6 +64,8 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "cannot create", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
     if os.path.exists("/dev/full"):
         check_error(1, "No space left", "convert", good, "/dev/full")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that fills up half-way
+    check_error(1, "cannot write", "convert", good, out, preexec_fn=limit, restore_signals=False)
     check(out.read_bytes() == before, "a failed conversion leaves the old file")
     check(sorted(p.name for p in pathlib.Path(folder).iterdir()) == ["bad.safetensors", "out.safetensors"], "no partial files")
 
