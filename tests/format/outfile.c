@@ -1,8 +1,8 @@
 /* outfile.c: an output appears whole or not at all. */
 #define _GNU_SOURCE
+#include "../folder.h"
 #include "../test.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,14 +21,6 @@ static int enter_folder(void **state) {
   if (!mkdtemp(folder)) return -1;
   snprintf(path, sizeof path, "%s/out.wav", folder);
   return 0;
-}
-
-static int n_files(void) {
-  int n = 0;
-  DIR *dir = opendir(folder);
-  for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
-  closedir(dir);
-  return n;
 }
 
 static void put(const char *name, const char *text) {
@@ -59,7 +51,7 @@ static void commit_replaces_and_abandon_keeps(void **state) {
   kr_outfile_abandon(&file);
   kr_outfile_abandon(&file);
   assert_holds(path, "old");
-  assert_int_equal(n_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
 
   mode_t mask = umask(027);
   assert_int_equal(kr_outfile_begin(&file, path), KRAIT_OK);
@@ -70,7 +62,7 @@ static void commit_replaces_and_abandon_keeps(void **state) {
   assert_holds(path, "new");
   assert_int_equal(stat(path, &info), 0);
   assert_int_equal(info.st_mode & 0777, 0640);
-  assert_int_equal(n_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
   unlink(path);
 }
 
@@ -125,9 +117,9 @@ static void a_handler_removes_what_is_open(void **state) {
   (void)state;
   kr_outfile files[3];
   for (int i = 0; i < 3; i++) assert_int_equal(kr_outfile_begin(&files[i], path), KRAIT_OK);
-  assert_int_equal(n_files(), 3);
+  assert_int_equal(kr_count_files(folder), 3);
   kr_outfile_abandon_all();
-  assert_int_equal(n_files(), 0);
+  assert_int_equal(kr_count_files(folder), 0);
   for (int i = 0; i < 3; i++) kr_outfile_abandon(&files[i]);
 }
 
@@ -149,7 +141,7 @@ static void threads_do_not_share_names(void **state) {
     pthread_join(threads[i], &failed);
     assert_null(failed);
   }
-  assert_int_equal(n_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
   unlink(path);
 }
 

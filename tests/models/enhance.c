@@ -1,13 +1,13 @@
 /* enhance.c: recordings through trivial denoisers: what goes in comes out, sample-exact, in every format, rate and channel count;
  * failures leave no file behind. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <math.h>
 #include <sndfile.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "../folder.h"
 #include "../test.h"
 #include "enhance/enhance.h"
 #include "status.h"
@@ -74,14 +74,6 @@ static float *read_file(SF_INFO *info) {
   return x;
 }
 
-static int count_files(void) {
-  int n = 0;
-  DIR *dir = opendir(folder);
-  for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
-  closedir(dir);
-  return n;
-}
-
 static int make_folder(void **state) {
   (void)state;
   return mkdtemp(folder) ? 0 : -1;
@@ -137,7 +129,7 @@ static void same_rate_length_channels_and_format(void **state) {
     assert_int_equal(info.channels, cases[i].n_channels);
     assert_int_equal(info.frames, cases[i].n);
     assert_int_equal(result.n_samples, cases[i].n);
-    assert_int_equal(count_files(), 2);
+    assert_int_equal(kr_count_files(folder), 2);
     if (cases[i].n > 10) assert_true(error_db(y, x, cases[i].n * cases[i].n_channels, 0.5f) < cases[i].worst_db);
     free(x);
     free(y);
@@ -233,14 +225,14 @@ static void stopping_and_failing_leave_nothing(void **state) {
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, 0.3));
   probe p = {.gain = 1};
   assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, stop_later, &n_calls, &result), KRAIT_ERR_CANCELLED);
-  assert_int_equal(count_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
   probe failing = {.gain = 1, .fail_at = 2};
   assert_int_equal(enhance(&failing, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_NO_MEMORY);
   assert_string_equal(krait_error_detail(), "asked to fail");
-  assert_int_equal(count_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
   memcpy(out_path, in_path, sizeof out_path);
   assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(count_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
 }
 
 static void silence_stays_silent_without_the_model(void **state) {

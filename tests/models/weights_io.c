@@ -1,8 +1,8 @@
 /* weights_io.c: describe and convert through the public header; with every allocation failing in turn. Runs in the project's root. */
 #define _GNU_SOURCE
+#include "../folder.h"
 #include "../test.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -25,14 +25,6 @@ static int enter_folder(void **state) {
   FILE *file = fopen(config_path, "w");
   fputs("lr: 5e-4\nmodel:\n  model_lib: primeknet_gru\n  input_type: acs\n  param:\n    fft_len: 400\n    causal: True\n", file);
   return fclose(file);
-}
-
-static int n_files(void) {
-  int n = 0;
-  DIR *dir = opendir(folder);
-  for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
-  closedir(dir);
-  return n;
 }
 
 static void a_conversion_keeps_tensors_and_adds_the_configuration(void **state) {
@@ -68,7 +60,7 @@ static void failures_leave_nothing(void **state) {
   assert_int_equal(krait_weights_convert(GOLDEN "module.pt", out_path, NULL, NULL), KRAIT_ERR_UNSAFE);
   assert_int_equal(krait_weights_convert(GOLDEN "best.th", out_path, NULL, "a=[1"), KRAIT_ERR_FILE_FORMAT);
   assert_int_equal(krait_weights_convert(GOLDEN "best.th", folder, NULL, NULL), KRAIT_ERR_FILE_WRITE);
-  assert_int_equal(n_files(), 1);
+  assert_int_equal(kr_count_files(folder), 1);
 }
 
 static void failing_allocations_leave_nothing(void **state) {
@@ -80,7 +72,7 @@ static void failing_allocations_leave_nothing(void **state) {
     status = krait_weights_convert(GOLDEN "odd.pt", out_path, config_path, "k=[3, 11]");
     kr_alloc_fail_after(0);
     if (status != KRAIT_OK && status != KRAIT_ERR_NO_MEMORY) fail_msg("allocation %ld: %s", n, krait_error_detail());
-    assert_int_equal(n_files(), status == KRAIT_OK ? 2 : 1);
+    assert_int_equal(kr_count_files(folder), status == KRAIT_OK ? 2 : 1);
   } while (status != KRAIT_OK);
   assert_true(n > 15);
   unlink(out_path);
