@@ -75,6 +75,8 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *option
   krait_model *model = kr_zalloc(sizeof *model);
   int32_t status = model ? open_weights(options, &weights) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
   if (status >= 0) status = open_parts(ctx, options, weights, &config, model);
+  if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not know which file they came from */
+    status = kr_fail(status, "%s: %s", options && options->weights_path ? options->weights_path : "embedded weights", krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);
   if (status < 0) krait_model_close(&model);
