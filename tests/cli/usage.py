@@ -26,5 +26,12 @@ check_error(2, "unknown verb 'frobnicate'", "frobnicate")
 check_error(2, "needs a value", "convert", "a", "b", "--config")
 check_error(2, "missing", "convert", "a")
 check_error(2, "at most 1", "info", "a", "b")
+for bad in ("4097", "-1", "x", "1.5", "", "9" * 30):
+    check_error(2, f"--threads is '{bad}', not a whole number from 0 to 4096", "verify", "a", "b", f"--threads={bad}")
+for bad in ("nan", "x", "1e999"):
+    check_error(2, f"--rtol is '{bad}', not a number from", "verify", "a", "b", "--rtol", bad)
+check_error(2, "--device is 'gpu'", "verify", "a", "b", "--device", "gpu")
+check_error(2, "unknown capability 'mmx'", "verify", "a", "b", "--caps", "mmx")
+check_error(1, "-odd.th", "info", "--", "-odd.th")
 check(krait().returncode == 2, "no verb at all")
 finish()
