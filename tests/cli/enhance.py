@@ -206,7 +206,17 @@ def check_interrupt(folder):
         check(not list(folder.glob("long.out*")), f"signal {number}: left {list(folder.glob('long.out*'))}")
 
 
-for part in (check_good, check_pipes_and_names, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_interrupt):
+def check_demo(folder):
+    """The weights inside the program clean the demo's recording."""
+    demo = pathlib.Path(__file__).parent.parent.parent / "demo"
+    done = krait("enhance", demo / "noisy.flac", "-o", folder / "out.wav", "--reference", demo / "clean.flac", "--json")
+    check(done.returncode == 0, f"the demo: {done}")
+    report = json.loads(done.stdout)
+    gain = report["enhanced"]["si_sdr_db"] - report["noisy"]["si_sdr_db"]
+    check(abs(report["noisy"]["si_sdr_db"] - 1.852) < 0.001 and gain > 5, f"the demo gains {gain} dB of SI-SDR: {report}")
+
+
+for part in (check_demo, check_good, check_pipes_and_names, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_interrupt):
     with tempfile.TemporaryDirectory() as name:
         part(pathlib.Path(name))
 finish()

@@ -7,7 +7,7 @@ failures = 0
 
 
 def krait(*args, stdin=None, **kw):
-    return subprocess.run([KRAIT, *map(str, args)], input=stdin, capture_output=True, timeout=120, **kw)
+    return subprocess.run([KRAIT, *map(str, args)], input=stdin, capture_output=True, timeout=240, **kw)
 
 
 def check(condition, what):
