@@ -50,7 +50,10 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
   w->mixed = place(l, KR_PK_TILE * largest(c->depth, 1) * m->Cp);
+  w->mixed_first = place(l, KR_PK_TILE * m->Cp);
   for (int r = 0; r < 3; r++) w->lifted[r] = place(l, (KR_PK_TILE + 2) * m->Cp);
+  w->row = place(l, c->F * m->Cp);
+  for (int r = 0; r < 6; r++) w->ring[r / 3][r % 3] = place(l, (c->F + 2) * m->Cp);
   place_time(l, s, w);
   w->mean = place(l, m->Cp);
   w->attn = place(l, m->Cp);
@@ -61,19 +64,26 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   w->taps_b = place(l, c->F2 * m->Cp);
 }
 
-/* The maps of encoder and decoders share memory; F + 2 columns are less than twice F2 + 2, so a full map fits two half ones.
- * x lies at the start: there the encoder's first output is dead by the time x is written, unless it is also the last. */
+/* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become maps; the last one
+ * needs rows of room in front of its predecessor). x lies at the start: the encoder's oldest map is dead by the time x is written,
+ * unless it is also the last. F + 2 columns are less than twice F2 + 2, so that the wide map fits over x and the decoder's x1. */
 static void place_maps(layout *l, kr_pk_session *s) {
   const kr_primeknet *m = s->model;
-  const int64_t full = s->T * (m->config.F + 2) * m->Cp, half = s->T * (m->config.F2 + 2) * m->Cp, depth = m->config.depth;
-  const int64_t encoder = (depth < 2 ? half : 0) + largest(depth, 1) * full, decoder = (depth + 1) * half + (depth < 2 ? full : 0);
-  float *base = place(l, largest(encoder, decoder));
+  const int64_t depth = m->config.depth, wide_row = (m->config.F + 2) * m->Cp, row = (m->config.F2 + 2) * m->Cp;
+  const int64_t room = depth > 1 ? ((int64_t)1 << (depth - 1)) * (m->config.causal ? 2 : 1) : 0;
+  const int64_t full = s->T * wide_row, half = s->T * row, encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2, n_decoder = depth < 2 ? depth : depth - 1;
+  const int64_t encoder = encoder_start + n_encoder * full + room * wide_row, decoder = (1 + n_decoder) * half + room * row;
+  float *base = place(l, largest(encoder, decoder + (depth < 3 ? full : 0)));
   if (!base) return;
+  s->x = base;
   for (int64_t i = 0; i <= depth; i++) {
-    s->maps[i] = base + i * half;
-    s->encoder_maps[i] = base + (depth < 2 ? half : 0) + i * full;
+    const int64_t encoder_slot = i < 2 || depth < 3 ? 0 : i - 1, decoder_slot = i;
+    s->encoder_maps[i] = base + encoder_start + (encoder_slot < n_encoder ? encoder_slot : n_encoder - 1) * full;
+    s->decoder_maps[i] = base + (1 + decoder_slot) * half;
+    if (i + 2 == depth && i > 0) s->encoder_maps[i] += room * wide_row;
+    if (i + 2 == depth) s->decoder_maps[i] += room * row;
   }
-  s->wide_map = depth < 2 ? base + (depth + 1) * half : base;
+  s->wide_map = depth < 3 ? base + decoder : base;
 }
 
 static void place_all(layout *l, kr_pk_session *s) {
@@ -89,6 +99,8 @@ static void place_all(layout *l, kr_pk_session *s) {
   s->row_m2 = place(l, s->T * m->Cp);
   s->scale = place(l, m->Cp);
   s->shift = place(l, m->Cp);
+  s->first_scale = place(l, m->Cp);
+  s->first_shift = place(l, m->Cp);
   for (int i = 0; i < 3; i++) s->lift[i] = place(l, m->Cp);
   s->zeros = place(l, (KR_PK_TILE + 2) * m->Cp);
   for (int i = 0; i < s->n_threads; i++) place_scratch(l, s, &s->scratch[i]);
@@ -115,6 +127,7 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   place_all(&real, s);
   memset(s->zeros, 0, (size_t)((KR_PK_TILE + 2) * s->model->Cp) * sizeof(float));
   for (int i = 0; i < s->n_threads; i++) {
+    for (int r = 0; r < 6; r++) memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
   }

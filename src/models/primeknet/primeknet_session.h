@@ -15,8 +15,11 @@ typedef struct pk_map {
 
 /* What one thread needs; which fields are used depends on the stage. */
 typedef struct pk_scratch {
-  float *mixed;            /* dense: (TILE, depth Cp) */
+  float *mixed, *mixed_first; /* dense: (TILE, depth Cp), (TILE, Cp) */
   float *lifted[3];        /* dense: (TILE + 2, Cp) */
+  float *row;              /* dense: (F, Cp) */
+  float *ring[2][3];       /* dense: (F + 2, Cp): the last rows of computed sources, and which frames they are */
+  int64_t ring_frame[2][3];
   float *y, *g;            /* time: (group, T, Cp) each; freq: (F2, Cp) */
   float *normed;           /* (CHUNK group or F2, Cp) */
   float *xz, *xc, *delta, *dbl; /* Mamba: (CHUNK, 2Ep), (CHUNK, Ep), (CHUNK, Ep), (CHUNK, Xp) */
@@ -37,8 +40,9 @@ struct kr_pk_session {
   float *memory;
   size_t memory_bytes;
   int64_t group;           /* sequences that a thread advances together in the time stage */
-  float *maps[KR_PK_MAX_DEPTH + 1];         /* x, then the outputs of a decoder's dense block; half width */
-  float *encoder_maps[KR_PK_MAX_DEPTH + 1]; /* the outputs of the encoder's, full width; over the same memory */
+  float *x;                                 /* half width */
+  float *decoder_maps[KR_PK_MAX_DEPTH + 1]; /* where output i + 1 of a decoder's dense block goes, half width */
+  float *encoder_maps[KR_PK_MAX_DEPTH + 1]; /* by output as well: the encoder's, full width; over the same memory */
   float *wide_map;                          /* the phase decoder's upsampled map, full width, clear of its last output */
   pk_scratch *scratch;     /* per thread */
   int n_threads;
@@ -47,6 +51,7 @@ struct kr_pk_session {
   float *mask, *phase;     /* (T, F) of the output */
   float *row_mean, *row_m2;/* (T, Cp) statistics of each frame */
   float *scale, *shift;    /* (Cp) */
+  float *first_scale, *first_shift; /* (Cp) the norm of the encoder's x1 */
   float *lift[3];          /* (Cp) the encoder's first layer with its norm folded in */
   uint64_t op_scratch_bytes;
 };
