@@ -117,6 +117,7 @@ static int check_settings(const settings *s, const kr_pairs *pairs) {
   const int to_stdout = strcmp(out, "-") == 0;
   if (pairs->n > 1 && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : "reference", pairs->n);
   if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
+  if (s->plot && strcmp(s->plot, "-") == 0) return kr_usage_error("enhance", "--plot needs the name of a PNG file");
   if ((s->reference && strcmp(out, s->reference) == 0) || (s->plot && strcmp(out, s->plot) == 0))
     return kr_usage_error("enhance", "%s is named twice; choose another -o", out);
   if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");

@@ -136,6 +136,7 @@ int32_t kr_audio_open(const char *path, kr_audio_in **out) {
     in->device = info.st_dev;
     in->inode = info.st_ino;
     status = open_sound(in, fd, path);
+    if (status == KRAIT_OK && !in->path) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   }
   if (status < 0) kr_audio_close(&in);
   else *out = in;

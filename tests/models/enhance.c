@@ -9,6 +9,7 @@
 
 #include "../folder.h"
 #include "../test.h"
+#include "alloc.h"
 #include "enhance/enhance.h"
 #include "status.h"
 
@@ -235,6 +236,30 @@ static void stopping_and_failing_leave_nothing(void **state) {
   assert_int_equal(kr_count_files(folder), 1);
 }
 
+/* Every allocation of a run with scores and a picture fails in turn: a status, no file, no leak (under sanitizers). */
+static void running_out_of_memory_leaves_nothing(void **state) {
+  (void)state;
+  char plot_path[128];
+  probe p = {.gain = 1};
+  krait_enhance_result result = {0};
+  name_files("in.wav", "out.wav");
+  snprintf(plot_path, sizeof plot_path, "%s/plot.png", folder);
+  free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000, 2, 9000, 0.3));
+  const kr_denoiser denoiser = {.run = scale, .user = &p, .window_samples = 8000};
+  const krait_enhance_options options = {.size = sizeof options, .in_path = in_path, .out_path = out_path, .plot_path = plot_path, .reference_path = in_path};
+  int32_t status = KRAIT_ERR_NO_MEMORY;
+  int n = 0;
+  while (status == KRAIT_ERR_NO_MEMORY) {
+    kr_alloc_fail_after(++n);
+    status = kr_enhance_file(&denoiser, &options, &result);
+    kr_alloc_fail_after(0);
+    assert_int_equal(kr_count_files(folder), status == KRAIT_OK ? 3 : 1);
+  }
+  assert_int_equal(status, KRAIT_OK);
+  assert_true(n > 30);
+  unlink(plot_path);
+}
+
 static void silence_stays_silent_without_the_model(void **state) {
   (void)state;
   SF_INFO info;
@@ -271,6 +296,7 @@ int main(void) {
       cmocka_unit_test_teardown(extension_names_the_format, clean_folder),
       cmocka_unit_test_teardown(loudness_is_brought_into_range_and_back, clean_folder),
       cmocka_unit_test_teardown(stopping_and_failing_leave_nothing, clean_folder),
+      cmocka_unit_test_teardown(running_out_of_memory_leaves_nothing, clean_folder),
       cmocka_unit_test_teardown(silence_stays_silent_without_the_model, clean_folder),
       cmocka_unit_test(samples_in_place),
   };
