@@ -40,21 +40,30 @@ static int already_found(const doc *d, const char *ids) {
   return 0;
 }
 
-/* The package that the text is about: of the library it names, else the last name in it. */
-static const char *package_of_log(const doc *d) {
+/* The package whose own name or module a text holds; "" when there is none. */
+static const char *package_in(const doc *d, const char *text) {
   const kr_row *row;
-  for (size_t i = d->log.files.n; i-- > 0;) {
-    const char *path = DOC_TEXT(d->log.files, i);
-    for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
-      for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
-        size_t n = strcspn(p, " ");
-        const char *base = strrchr(path, '/');
-        base = base ? base + 1 : path;
-        if (strncmp(base, p, n) == 0 && (base[n] == '.' || base[n] == '/')) return row->column[0];
-        p += n;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
+    if (strstr(text, row->column[0])) return row->column[0];
+    for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
+      char word[64];
+      size_t n = strcspn(p, " ");
+      if (n < sizeof word) {
+        memcpy(word, p, n);
+        word[n] = '\0';
+        if (strstr(text, word)) return row->column[0];
       }
+      p += n;
+    }
   }
-  return d->log.names.n ? DOC_TEXT(d->log.names, d->log.names.n - 1) : "";
+  return "";
+}
+
+/* The package that a hit is about: of its own line, of the library that the text names last, else the last name in it. */
+static const char *package_of(const doc *d, const doc_hit *hit) {
+  const char *package = package_in(d, hit->line);
+  for (size_t i = d->log.files.n; i-- > 0 && !*package;) package = package_in(d, DOC_TEXT(d->log.files, i));
+  return *package || !d->log.names.n ? package : DOC_TEXT(d->log.names, d->log.names.n - 1);
 }
 
 static const char *library_of_log(const doc *d) {
@@ -166,7 +175,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
       {"L01", "L01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
       {"K12", "K12"}, {"S06", "S06"}, {"D09", "D09"}};
   hit_keys keys = {.n = 0};
-  const char *package = package_of_log(d);
+  const char *package = package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)
     if (is(hit, explained[i].id) && already_found(d, explained[i].by)) return;
   if (is(hit, "B04")) {

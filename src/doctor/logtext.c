@@ -66,7 +66,7 @@ static int find_match(const char *pattern, const char *text, size_t n_text, capt
   size_t n = strcspn(pattern, "%");
   if (n == 0) { /* begins with a token: try at each token's start */
     for (const char *p = text; *p; p++)
-      if ((p == text || !is_word(p[-1])) && match_here(pattern, p, taken)) return 1;
+      if ((p == text || !takes(pattern[1], p[-1])) && match_here(pattern, p, taken)) return 1;
     return 0;
   }
   for (const char *p = text; (p = memmem(p, n_text - (size_t)(p - text), pattern, n)); p++)
@@ -248,6 +248,11 @@ static void fill_facts(doc *d, const char *text) {
   if (!doc_main_cc(d)) gpu_from_text(d, text);
 }
 
+static const char *symbol_in(doc *d, const char *text) {
+  const char *at = strstr(text, "undefined symbol: ");
+  return at ? kr_arena_copy(d->arena, at + 18, strcspn(at + 18, " \t\n,;")) : "";
+}
+
 /* The last exception of a chain counts; its last Python frame says where the error surfaced. */
 static void read_line(doc *d, const char *line) {
   const char *frame = strstr(line, "File \"");
@@ -256,11 +261,8 @@ static void read_line(doc *d, const char *line) {
   size_t n = strcspn(line, ":");
   if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) && (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))
     d->log.last_exception = line;
-  if (strstr(line, "undefined symbol: ")) {
-    const char *symbol = strstr(line, "undefined symbol: ") + 18;
-    size_t length = strcspn(symbol, " \t,;");
-    if (length) d->log.symbol = kr_arena_copy(d->arena, symbol, length);
-  }
+  const char *symbol = symbol_in(d, line);
+  if (*symbol) d->log.symbol = symbol;
 }
 
 void doc_read_log(doc *d, const char *text, size_t n) {
@@ -282,6 +284,6 @@ void doc_read_log(doc *d, const char *text, size_t n) {
   }
   match_rules(d, tight, 0);
   match_rules(d, loose, 0);
-  const char *symbol = strstr(tight, "undefined symbol: ");
-  if (symbol && !*d->log.symbol) symbol += 18, d->log.symbol = kr_arena_copy(d->arena, symbol, strcspn(symbol, " \t,;"));
+  if (!d->log.symbol) d->log.symbol = symbol_in(d, tight);
+  if (!*d->log.symbol) d->log.symbol = symbol_in(d, loose);
 }

@@ -1,0 +1,143 @@
+"""seeds.py PROGRAM: five troubles as people report them, pasted whole and in part, must be judged as the evidence says, not as the
+usual advice says. The texts are written for this test in the form of the real messages."""
+from fake import *
+
+PROC = "/home/u/env/lib/python3.11/site-packages"
+
+# 0: three causes in one report on a new GPU.
+OLD_TORCH = f"""{PROC}/torch/cuda/__init__.py:235: UserWarning:
+NVIDIA RTX PRO 6000 Blackwell Workstation Edition with CUDA capability sm_120 is not compatible with the current PyTorch installation.
+The current PyTorch install supports CUDA capabilities sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90.
+"""
+SYM_NE = f"""Traceback (most recent call last):
+  File "run.py", line 3, in <module>
+    import flash_attn_2_cuda as flash_attn_gpu
+ImportError: {PROC}/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZNK3c106SymInt6sym_neERKS0_
+"""
+REBUILD = f"""$ TORCH_CUDA_ARCH_LIST="12.0" pip install causal-conv1d==1.5.2 --no-cache-dir
+  Guessing wheel URL:  https://github.com/Dao-AILab/causal-conv1d/releases/download/v1.5.2/causal_conv1d-1.5.2+cu12torch2.7cxx11abiTRUE-cp311-cp311-linux_x86_64.whl
+Successfully installed causal-conv1d-1.5.2
+Traceback (most recent call last):
+  File "{PROC}/causal_conv1d/causal_conv1d_interface.py", line 49, in forward
+    out = causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, None, None, None, True)
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+"""
+
+# 1: a build that failed in several ways before it worked.
+BUILD = f"""nvcc: NVIDIA (R) Cuda compiler driver
+Cuda compilation tools, release 12.4, V12.4.131
+  ModuleNotFoundError: No module named 'torch'
+nvcc fatal   : Unsupported gpu architecture 'compute_120'
+ninja: build stopped: subcommand failed.
+RuntimeError: Expected x.is_cuda() to be true, but got false.  (Could this error message be improved?)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 31.36 GiB
+"""
+
+# 2: a symbol that only newer releases of torch have, and a wheel name that nobody published.
+EXCHANGE = f"""torch 2.2.0+cu121, mamba-ssm 2.2.5
+ImportError: {PROC}/selective_scan_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa
+try mamba_ssm-2.2.2+cu121torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl
+"""
+
+# 3: a CPU tensor and a missing image, mixed up; with advice that does not help.
+MIXED = f"""RuntimeError: Expected u.is_cuda() to be true, but got false.
+later: mamba_ssm selective_scan_cuda: CUDA error: no kernel image is available for execution on the device
+advice found: TORCH_CUDA_ARCH_LIST="7.5;8.0;8.6" pip install mamba-ssm --no-binary :all:
+Guessing wheel URL: https://github.com/state-spaces/mamba/releases/download/v2.2.4/x.whl
+"""
+
+# 4: torch.cat is blamed on an Ada GPU; the first exception of the chain is a normal cache miss.
+CAT = f"""[rank0]: Traceback (most recent call last):
+[rank0]:   File "/srv/seedvr/common/cache.py", line 32, in __call__
+[rank0]:     result = self.cache[key]
+[rank0]: KeyError: 'emb_repeat_0_vid'
+
+[rank0]: During handling of the above exception, another exception occurred:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/srv/seedvr/models/dit/rope.py", line 88, in forward
+[rank0]:     emb = torch.cat([a, b])
+[rank0]:   File "{PROC}/torch/functional.py", line 1, in cat
+[rank0]: RuntimeError: CUDA error: no kernel image is available for execution on the device
+GPU: NVIDIA GeForce RTX 4090, torch==2.3.0+cu121, flash_attn==2.5.9.post1
+"""
+
+
+def seed_0_whole(doctor, folder):
+    a = doctor("--root", folder, log=OLD_TORCH + SYM_NE + REBUILD)
+    assert {"K14", "S01", "B04", "B05", "K01"} <= set(a.ids()), a.ids()
+    assert a["target"]["gpus"][0] == {"name": "RTX PRO 6000 Blackwell", "cc": "12.0", "source": "the log"}
+    assert "cu128" in " ".join(a.find("K14")["fix"]) or "cu130" in " ".join(a.find("K14")["fix"])
+    assert "c10::SymInt::sym_ne(c10::SymInt const&) const" in a.find("S01")["explain"]
+    assert "<= 2.8" in a.find("S01")["explain"]
+    assert any("CAUSAL_CONV1D_FORCE_BUILD=TRUE" in f for f in a.find("B05")["fix"])
+    assert any("causal-conv1d>=1.5.3" in f for f in a.find("B04")["fix"]), a.find("B04")["fix"]
+
+
+def seed_0_parts(doctor, folder):
+    assert doctor("--root", folder, log=OLD_TORCH).ids() == ["K14"]
+    assert doctor("--root", folder, log=SYM_NE).ids() == ["S01"]
+    assert set(doctor("--root", folder, log=REBUILD).ids()) == {"B04", "B05", "K01"}
+
+
+def seed_1(doctor, folder):
+    a = doctor("--root", folder, log=BUILD)
+    assert set(a.ids()) == {"B01", "B07", "B08", "R01", "R02"}, a.ids()
+    assert "needs >= 12.8" in a.find("B01")["explain"] and "12.4" in a.find("B01")["explain"], a.find("B01")
+    assert "Unsupported gpu architecture" in a.find("B08")["explain"] or "further up" in a.find("B08")["explain"]
+    for line, rule in zip(BUILD.splitlines()[2:], ("B07", "B01", "B08", "R01", "R02")):
+        assert doctor("--root", folder, log=line).ids() == [rule], rule
+
+
+def seed_2(doctor, folder):
+    a = doctor("--root", folder, log=EXCHANGE)
+    assert set(a.ids()) == {"S01", "W04"}, a.ids()
+    assert ">= 2.3" in a.find("S01")["explain"] and "2.2.0+cu121" in a.find("S01")["explain"]
+    assert "ExchangeDevice(signed char)" in a.find("S01")["explain"]
+    assert "mamba_ssm-2.2.2+cu122torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl" in a.find("W04")["explain"]
+
+
+def seed_3(doctor, folder):
+    a = doctor("--root", folder, log=MIXED)
+    assert set(a.ids()) == {"R01", "K01", "B04", "B05"}, a.ids()
+    assert "TRUE counts" in doctor.run("--explain", "B05").stdout.decode()
+
+
+def seed_4_log_alone_claims_no_file(doctor, folder):
+    a = doctor("--root", folder, log=CAT)
+    assert a.ids() == ["K01"] and a.find("K01")["file"] is None and a.find("K01")["confidence"] == "M"
+    assert any("torch/functional.py" in e for e in a.find("K01")["evidence"])
+    assert a["target"]["gpus"][0]["cc"] == "8.9"
+
+
+def seed_4_with_the_environment(doctor, folder):
+    t = Tree(folder, torch="2.3.0+cu121", cuda="12.1", images=(50, 60, 70, 75, 80, 86, 90))
+    t.extension(name="apex", version="0.1", module="fused_layer_norm_cuda", images=(90,))
+    t.extension(name="flash-attn", version="2.5.9.post1", module="flash_attn_2_cuda", images=(80, 90))
+    a = doctor(t.site, "--root", t.root, log=CAT)
+    assert "fused_layer_norm_cuda" in a.find("K03")["file"], a.find("K03")
+    assert "flash_attn_2_cuda" in a.find("K04")["file"] and "sm_80 runs on 8.9" in a.find("K04")["explain"]
+    assert not [f for f in a["findings"] if f["id"] == "K01" and "flash" in (f["file"] or "")]
+
+
+def wrapped_and_coloured_text_is_read(doctor, folder):
+    wrapped = SYM_NE.replace("undefined symbol:", "\x1b[31mundefined\n   symbol:\x1b[0m")
+    assert doctor("--root", folder, log=wrapped).ids() == ["S01"]
+
+
+def unknown_text_says_so(doctor, folder):
+    assert "names nothing that this program knows" in doctor.text("--root", folder, log="hello\n")
+
+
+def hostile_text_ends(doctor, folder):
+    for text in (b"\0" * 100000, b"Expected " + b"x" * 3000000, b"Expected x" * 300000, bytes(range(256)) * 4000, b"a.so: " * 200000):
+        doctor("--root", folder, log=text)
+
+
+def texts_fit_80_columns(doctor, folder):
+    for text in (OLD_TORCH + SYM_NE + REBUILD, BUILD, EXCHANGE, MIXED, CAT):
+        out = doctor.text("--root", folder, log=text)
+        assert "\x1b" not in out and "seen" in out and "fix" in out
+
+
+run_tests([v for k, v in list(globals().items()) if k.startswith(("seed_", "wrapped", "unknown", "hostile", "texts"))])
