@@ -59,10 +59,8 @@ static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
     *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
                          .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *),
                          .verdict = KRAIT_VERDICT_STUB};
-    doc_container work = *c; /* reports may push; the list of containers does not move meanwhile, but keep it plain */
-    read_images(d, scan, file, &work);
-    work.linked = kr_scan_is_linked(scan, container.offset) == 1;
-    *c = work;
+    read_images(d, scan, file, c);
+    c->linked = kr_scan_is_linked(scan, container.offset) == 1;
     file->has_fatbin = 1;
   }
   if (status < 0) report_damage(d, file);
@@ -143,10 +141,14 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   if (kr_scan_elf(scan)) {
     file->machine = kr_scan_elf(scan)->machine;
     file->bits = kr_scan_elf(scan)->bits;
+  }
+  read_containers(d, scan, file);
+  if (kr_scan_elf(scan) && kr_scan_read_dynamic(scan) < 0) {
+    report_damage(d, file);
+  } else if (kr_scan_elf(scan)) {
     read_dynamic(d, scan, file);
     doc_collect_symbols(d, file, scan);
   }
-  read_containers(d, scan, file);
   classify(file);
   krait_scan_close(&scan);
   char hex[65];

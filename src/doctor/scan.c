@@ -21,6 +21,7 @@ struct krait_scan {
   int deep, has_elf;
   kr_elf elf;
   kr_dynamic dynamic;
+  int32_t dynamic_status; /* 1: not read yet */
   region regions[MAX_REGIONS];
   int n_regions, current;
   uint64_t ar_at;      /* archives: where the next member starts */
@@ -29,7 +30,9 @@ struct krait_scan {
   uint64_t entry_at, n_entries;
   kr_entry entry;      /* the image that came last */
   int have_entry;
-  uint64_t wrappers, n_wrappers; /* of .nvFatBinSegment */
+  uint64_t *linked; /* where the wrappers say that linked containers lie */
+  size_t n_linked;
+  int knows_linked; /* the wrappers could be read */
   /* Kernels of the image that came last. */
   int kernels_open;
   uint8_t *unpacked;
@@ -49,6 +52,19 @@ static void add_region(krait_scan *s, const char *section, uint64_t offset, uint
   memcpy(r->section, section, n);
 }
 
+/* Read once, before the walk: sources may be costly to go back in. The linker may leave no addend; then nothing is known. */
+static void read_wrappers(krait_scan *s, uint64_t at, uint64_t n) {
+  if (s->linked || n == 0) return;
+  if (n > MAX_WRAPPERS) n = MAX_WRAPPERS;
+  s->linked = kr_alloc_array((size_t)n, sizeof *s->linked);
+  for (uint64_t i = 0; s->linked && i < n; i++) {
+    uint8_t w[24];
+    if (kr_elf_read(&s->elf, at + i * 24, w, sizeof w) < 0 || kr_le32(w) != KR_FATBIN_WRAPPER_MAGIC || kr_le64(w + 8) == 0) return;
+    if (kr_le32(w + 4) == 2 && kr_elf_offset_of(&s->elf, kr_le64(w + 8), &s->linked[s->n_linked]) == 1) s->n_linked++;
+  }
+  s->knows_linked = s->linked != NULL;
+}
+
 /* Section by section when there are names; else whatever the loader maps. */
 static int32_t add_elf_regions(krait_scan *s, kr_elf *elf) {
   char name[64];
@@ -60,7 +76,7 @@ static int32_t add_elf_regions(krait_scan *s, kr_elf *elf) {
     if (strcmp(name, ".text") == 0 || strcmp(name, ".dynsym") == 0 || strcmp(name, ".symtab") == 0) named = 1;
     if (strcmp(name, ".nv_fatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 0);
     if (strcmp(name, "__nv_relfatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 1);
-    if (strcmp(name, ".nvFatBinSegment") == 0) s->wrappers = section.offset, s->n_wrappers = section.size / 24;
+    if (strcmp(name, ".nvFatBinSegment") == 0 && elf == &s->elf) read_wrappers(s, section.offset, section.size / 24);
     if (s->deep && (strcmp(name, ".rodata") == 0 || strcmp(name, ".data") == 0))
       add_region(s, name, elf->base + section.offset, section.size, FIND_CUBIN, 0);
   }
@@ -90,8 +106,6 @@ static int32_t detect(krait_scan *s) {
     }
     s->kind = KRAIT_FILE_ELF;
     s->has_elf = 1;
-    int32_t status = kr_elf_dynamic(&s->elf, &s->dynamic);
-    if (status < 0) return status;
     return KRAIT_OK;
   }
   if (n >= 4 && (kr_le32(head) == KR_FATBIN_MAGIC || kr_le32(head) == KR_FATBIN_MAGIC_OLD)) s->kind = KRAIT_FILE_FATBIN;
@@ -108,6 +122,7 @@ int32_t kr_scan_open_source(kr_source *source, krait_scan **scan) {
   s->source = source;
   s->own.fd = -1;
   s->current = -1;
+  s->dynamic_status = 1;
   int32_t status = detect(s);
   if (status < 0) {
     krait_scan_close(&s);
@@ -156,6 +171,7 @@ void krait_scan_close(krait_scan **scan) {
     kr_free(s->source);
   }
   kr_free(s->unpacked);
+  kr_free(s->linked);
   kr_free(s);
   *scan = NULL;
 }
@@ -163,7 +179,20 @@ void krait_scan_close(krait_scan **scan) {
 int32_t krait_scan_kind(const krait_scan *scan) { return scan->kind; }
 void kr_scan_set_deep(krait_scan *scan) { scan->deep = 1; }
 kr_elf *kr_scan_elf(krait_scan *scan) { return scan->has_elf ? &scan->elf : NULL; }
-const kr_dynamic *kr_scan_dynamic(const krait_scan *scan) { return &scan->dynamic; }
+
+int32_t kr_scan_read_dynamic(krait_scan *s) {
+  if (!s->has_elf || s->dynamic_status <= 0) return s->has_elf ? s->dynamic_status : KRAIT_OK;
+  s->dynamic_status = kr_elf_dynamic(&s->elf, &s->dynamic);
+  if (s->dynamic_status < 0) s->dynamic = (kr_dynamic){0};
+  if (s->dynamic_status > 0) s->dynamic_status = KRAIT_OK;
+  return s->dynamic_status;
+}
+
+const kr_dynamic *kr_scan_dynamic(krait_scan *scan) {
+  kr_scan_read_dynamic(scan);
+  return &scan->dynamic;
+}
+
 kr_source *kr_scan_source(krait_scan *scan) { return scan->source; }
 
 /* ---- containers ---- */
@@ -270,15 +299,10 @@ int kr_scan_has_relfatbin(const krait_scan *s) {
 }
 
 int kr_scan_is_linked(krait_scan *s, uint64_t container_offset) {
-  if (!s->has_elf || !s->n_wrappers) return -1;
-  for (uint64_t i = 0; i < s->n_wrappers && i < MAX_WRAPPERS; i++) {
-    uint8_t w[24];
-    uint64_t offset;
-    if (kr_elf_read(&s->elf, s->wrappers + i * 24, w, sizeof w) < 0 || kr_le32(w) != KR_FATBIN_WRAPPER_MAGIC) return -1;
-    if (kr_le64(w + 8) == 0) return -1; /* the linker left no addend */
-    if (kr_elf_offset_of(&s->elf, kr_le64(w + 8), &offset) == 1 && offset == container_offset) return kr_le32(w + 4) == 2;
-  }
-  return -1;
+  if (!s->knows_linked) return -1;
+  for (size_t i = 0; i < s->n_linked; i++)
+    if (s->linked[i] == container_offset) return 1;
+  return 0;
 }
 
 /* ---- images ---- */
@@ -401,6 +425,7 @@ int32_t krait_scan_decode(krait_scan *s, void *out, size_t cap, size_t *n) {
 
 /* ---- what the loader reads ---- */
 int32_t krait_scan_next_needed(krait_scan *s, uint64_t *cursor, char *name, size_t cap) {
+  KR_TRY(kr_scan_read_dynamic(s));
   while (*cursor < s->dynamic.n_entries) {
     uint64_t tag, value, i = (*cursor)++;
     KR_TRY(kr_elf_dynamic_entry(&s->elf, &s->dynamic, i, &tag, &value));
@@ -412,6 +437,7 @@ int32_t krait_scan_next_needed(krait_scan *s, uint64_t *cursor, char *name, size
 }
 
 int32_t krait_scan_next_symbol(krait_scan *s, int32_t defined, uint64_t *cursor, char *name, size_t cap) {
+  KR_TRY(kr_scan_read_dynamic(s));
   if (*cursor == 0) *cursor = 1; /* the first symbol is always empty */
   while (*cursor < s->dynamic.n_symbols) {
     kr_symbol symbol;

@@ -12,7 +12,9 @@ int32_t kr_scan_open_source(kr_source *source, krait_scan **scan);
 void kr_scan_set_deep(krait_scan *scan); /* before the first container: also search for cubins in other sections */
 /* NULL unless the file is an ELF file that the host's loader would read. */
 kr_elf *kr_scan_elf(krait_scan *scan);
-const kr_dynamic *kr_scan_dynamic(const krait_scan *scan); /* symbols 0 when there is none */
+/* Read at first use, better after the containers: it lies behind them in the file. A damaged table counts as none. */
+int32_t kr_scan_read_dynamic(krait_scan *scan);
+const kr_dynamic *kr_scan_dynamic(krait_scan *scan); /* symbols 0 when there is none */
 kr_source *kr_scan_source(krait_scan *scan);
 int kr_scan_has_relfatbin(const krait_scan *scan);
 /* Whether a container is the linked one of -rdc=true, by the file's wrappers: 1 yes, 0 no, -1 the file does not say. */

@@ -9,7 +9,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = 32 << 20, MAX_RESTARTS = 16 };
+enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = 24 << 20, HEAD_BYTES = 16 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
 #define MAX_TOTAL_BYTES (64ull << 30)
 
 struct kr_zip {
@@ -100,7 +100,12 @@ typedef struct stream {
   uint64_t begin, end; /* the window holds these bytes of the member */
   size_t cap;
   int n_starts;
-  uint8_t *window;
+  uint8_t *window, *head; /* the head stays: headers and string tables are read again and again */
+  size_t head_bytes, head_cap;
+  uint8_t *blocks; /* where small reads went lately: section headers, the dynamic table */
+  uint64_t block_at[N_BLOCKS];
+  size_t block_bytes[N_BLOCKS];
+  int next_block;
 } stream;
 
 static int32_t restart(stream *s) {
@@ -123,18 +128,57 @@ static int32_t advance(stream *s) {
   uint64_t left = s->source.size - s->end;
   zip_int64_t got = zip_fread(s->file, s->window + held, left < PIECE_BYTES ? left : PIECE_BYTES);
   KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", s->source.name, (unsigned long long)s->end);
+  if (s->end == s->head_bytes && s->head_bytes < s->head_cap) {
+    size_t n = (size_t)got < s->head_cap - s->head_bytes ? (size_t)got : s->head_cap - s->head_bytes;
+    memcpy(s->head + s->head_bytes, s->window + held, n);
+    s->head_bytes += n;
+  }
   s->end += (uint64_t)got;
   return KRAIT_OK;
 }
 
+/* Bytes that the head or a kept block has at offset; *from is where. */
+static size_t find_kept(const stream *s, uint64_t offset, const uint8_t **from) {
+  if (offset < s->head_bytes) {
+    *from = s->head + offset;
+    return s->head_bytes - (size_t)offset;
+  }
+  for (int i = 0; s->blocks && i < N_BLOCKS; i++) {
+    if (offset < s->block_at[i] || offset - s->block_at[i] >= s->block_bytes[i]) continue;
+    *from = s->blocks + (size_t)i * BLOCK_BYTES + (offset - s->block_at[i]);
+    return s->block_bytes[i] - (size_t)(offset - s->block_at[i]);
+  }
+  return 0;
+}
+
+/* Keeps the block around a small read, as far as the window holds it. */
+static void keep_block(stream *s, uint64_t offset) {
+  const uint8_t *kept;
+  if (find_kept(s, offset, &kept)) return;
+  uint64_t from = offset / BLOCK_BYTES * BLOCK_BYTES, end = from + BLOCK_BYTES < s->end ? from + BLOCK_BYTES : s->end;
+  if (from < s->begin) from = s->begin;
+  if (!s->blocks && !(s->blocks = kr_alloc((size_t)N_BLOCKS * BLOCK_BYTES))) return;
+  int i = s->next_block++ % N_BLOCKS;
+  memcpy(s->blocks + (size_t)i * BLOCK_BYTES, s->window + (from - s->begin), (size_t)(end - from));
+  s->block_at[i] = from;
+  s->block_bytes[i] = (size_t)(end - from);
+}
+
 static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t bytes) {
   stream *s = (stream *)source;
+  int is_small = bytes <= 4096;
   for (uint8_t *to = out; bytes;) {
-    if (offset < s->begin || !s->file) KR_TRY(restart(s));
-    while (s->end <= offset) KR_TRY(advance(s));
-    size_t n = (size_t)(s->end - offset);
+    const uint8_t *from;
+    size_t n = offset < s->begin || offset >= s->end ? find_kept(s, offset, &from) : 0;
+    if (!n) {
+      if (offset < s->begin || !s->file) KR_TRY(restart(s));
+      while (s->end <= offset) KR_TRY(advance(s));
+      from = s->window + (offset - s->begin);
+      n = (size_t)(s->end - offset);
+      if (is_small && offset >= s->head_bytes) keep_block(s, offset);
+    }
     if (n > bytes) n = bytes;
-    memcpy(to, s->window + (offset - s->begin), n);
+    memcpy(to, from, n);
     to += n, offset += n, bytes -= n;
   }
   return KRAIT_OK;
@@ -146,14 +190,16 @@ int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
   KR_TRY(kr_zip_member_at(zip, i, &member));
   stream *s = kr_zalloc(sizeof *s);
   size_t cap = member.bytes + PIECE_BYTES < WINDOW_BYTES ? (size_t)member.bytes + PIECE_BYTES : WINDOW_BYTES;
-  uint8_t *window = kr_alloc(cap);
-  if (!s || !window) {
+  size_t head_cap = member.bytes < HEAD_BYTES ? (size_t)member.bytes : HEAD_BYTES;
+  uint8_t *window = kr_alloc(cap), *head = kr_alloc(head_cap);
+  if (!s || !window || !head) {
     kr_free(s);
     kr_free(window);
+    kr_free(head);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
   }
   *s = (stream){.source = {.read = read_stream, .size = member.bytes, .name = member.name, .fd = -1}, .zip = zip->zip, .index = (zip_uint64_t)i,
-                .cap = cap, .window = window};
+                .cap = cap, .window = window, .head = head, .head_cap = head_cap};
   *source = &s->source;
   return KRAIT_OK;
 }
@@ -163,6 +209,8 @@ void kr_zip_source_close(kr_source **source) {
   stream *s = (stream *)*source;
   if (s->file) zip_fclose(s->file);
   kr_free(s->window);
+  kr_free(s->head);
+  kr_free(s->blocks);
   kr_free(s);
   *source = NULL;
 }
