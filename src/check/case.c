@@ -143,6 +143,15 @@ void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int
   if (t) ((int32_t *)view->data)[kr_tensor_offset(t, view, flat_index)] = value;
 }
 
+void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
+  kr_case_view(c, seq_idx, "seq_idx", KR_IN, KRAIT_I32, KR_SHAPE(B, L));
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t t = 0, index = 0; t < L; t++) {
+      if (kr_case_chance(c, 0.1)) index = kr_case_int(c, -1, 5);
+      kr_case_set_i32(c, seq_idx, b * L + t, (int32_t)index);
+    }
+}
+
 int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index) {
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;

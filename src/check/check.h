@@ -47,6 +47,8 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
 void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation);
 void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high);
 void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value); /* row-major index */
+/* A (B,L) int32 view, declared and filled: runs of equal indices, some negative. */
+void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
 void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol);            /* else from the view's dtype */
 
 /* ---- for callers ---- */

@@ -14,15 +14,6 @@ static void choose_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_
   }
 }
 
-static void choose_seq_idx(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
-  kr_case_view(c, seq_idx, "seq_idx", KR_IN, KRAIT_I32, KR_SHAPE(B, L));
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t t = 0, index = 0; t < L; t++) {
-      if (kr_case_chance(c, 0.1)) index = kr_case_int(c, -1, 5);
-      kr_case_set_i32(c, seq_idx, b * L + t, (int32_t)index);
-    }
-}
-
 static void choose_mode(kr_case *c, kr_scan_case *s) {
   int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
@@ -30,7 +21,7 @@ static void choose_mode(kr_case *c, kr_scan_case *s) {
     *s->S = kr_case_int(c, 1, 4);
     choose_offsets(c, s->cu_seqlens, *s->S, *s->L);
   } else if (mode == 1) {
-    choose_seq_idx(c, s->seq_idx, *s->B, *s->L);
+    kr_case_sequences(c, s->seq_idx, *s->B, *s->L);
   } else if (mode <= 3) {
     s->call->flags |= KRAIT_SCAN_BOTH;
   }
