@@ -1,8 +1,10 @@
 """krait enhance: outputs keep what they must, and every bad input gives one line, an exit status and no file."""
 import json
 import math
+import os
 import pathlib
 import random
+import select
 import signal
 import struct
 import subprocess
@@ -185,14 +187,33 @@ def check_bad_weights(folder):
     check(not (folder / "out.wav").exists(), "bad weights leave no output")
 
 
-def check_interrupt(folder):
-    one = noisy(16000, 16000)
-    path = write_wav(folder / "long.wav", one)
-    with wave.open(str(path), "rb") as file:
-        second = file.readframes(16000)
+def write_long(path, seconds):
+    second = read_wav(write_wav(path, noisy(16000, 16000)))[1]
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(second * 1800)
+        file.writeframes(second * seconds)
+    return path
+
+
+def check_progress(folder):
+    """On a terminal, and only there, a line that says how far and how fast, and goes away."""
+    path = write_long(folder / "long.wav", 40)
+    master, slave = os.openpty()
+    done = subprocess.run([KRAIT, "enhance", *WEIGHTS, path], stdout=subprocess.PIPE, stderr=slave, timeout=240)
+    shown = b""
+    while select.select([master], [], [], 0.2)[0]:
+        shown += os.read(master, 65536)
+    os.close(slave)
+    os.close(master)
+    text = shown.decode()
+    check(done.returncode == 0 and b"RTF" in done.stdout, f"{done}")
+    check("long.wav" in text and " 0 %" in text and "RTF " in text and " left" in text, f"progress: {text[:500]!r}")
+    check(text.endswith("\r\x1b[K"), f"the line goes away: {text[-50:]!r}")
+    check(enhance(path).stderr == b"", "no progress without a terminal")
+
+
+def check_interrupt(folder):
+    path = write_long(folder / "long.wav", 1800)
     for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = subprocess.Popen([KRAIT, "enhance", *WEIGHTS, path, "-o", folder / "long.out.wav"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 60
@@ -216,7 +237,7 @@ def check_demo(folder):
     check(abs(report["noisy"]["si_sdr_db"] - 1.852) < 0.001 and gain > 5, f"the demo gains {gain} dB of SI-SDR: {report}")
 
 
-for part in (check_demo, check_good, check_pipes_and_names, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_interrupt):
+for part in (check_demo, check_good, check_pipes_and_names, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_progress, check_interrupt):
     with tempfile.TemporaryDirectory() as name:
         part(pathlib.Path(name))
 finish()
