@@ -2,7 +2,7 @@
 usual advice says. The texts are written for this test in the form of the real messages."""
 from fake import *
 
-PROC = "/home/u/env/lib/python3.11/site-packages"
+PROC = "/opt/env/lib/python3.11/site-packages"
 
 # 0: three causes in one report on a new GPU.
 OLD_TORCH = f"""{PROC}/torch/cuda/__init__.py:235: UserWarning:
