@@ -4,6 +4,7 @@
 #define KR_CUDA_ROW_H
 
 #include "op.h"
+#include "rows.h"
 
 #define KR_CUDA_DECLARE(op)                                                                                      \
   int32_t kr_##op##_cuda_base(const krait_ctx *ctx, const void *args);                                           \
@@ -18,5 +19,22 @@
 #define KR_CUDA_ROWS(op)                                                                                         \
   {"cuda_ampere", KRAIT_CAP_CUDA_AMPERE, kr_##op##_cuda_refuse, kr_##op##_cuda_ampere, kr_##op##_cuda_scratch},  \
   {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_##op##_cuda_refuse, kr_##op##_cuda_base, kr_##op##_cuda_scratch},
+
+/* A kernel of a source that is compiled once per storage type, indexed by KRAIT_F32, _F16, _BF16. */
+#define KR_BY_TYPE(module, name) {{module "_f32", name}, {module "_f16", name}, {module "_bf16", name}}
+
+static inline uint64_t kr_scratch_round(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
+
+/* A view (batch, row, time) of n steps for a kernel, walked backwards if asked. */
+static inline kr_rows kr_rows_of(const krait_view *v, int reverse, int64_t n) {
+  kr_rows r = {v->data, v->stride[0], v->stride[1], v->stride[2], v->dtype, 0};
+  const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
+  if (!v->data) return r;
+  r.packs = !reverse && r.t == 1 && r.b % per_pack == 0 && r.row % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
+  if (!reverse) return r;
+  r.data = (char *)v->data + (n - 1) * r.t * (int64_t)krait_dtype_bytes(v->dtype);
+  r.t = -r.t;
+  return r;
+}
 
 #endif

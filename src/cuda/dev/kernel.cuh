@@ -32,12 +32,15 @@ KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"
 KR_DEV float kr_log2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_rsqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+/* condition ? a : b without a branch: the compiler would rather jump around a special function. */
+KR_DEV float kr_select(int condition, float a, float b) { float y; asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; selp.f32 %0, %1, %2, p; }" : "=f"(y) : "f"(a), "f"(b), "r"(condition)); return y; }
 KR_DEV float kr_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 KR_DEV float kr_bits_to_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 KR_DEV uint32_t kr_float_to_bits(float v) { return __builtin_bit_cast(uint32_t, v); }
 KR_DEV float kr_from_f16(uint16_t h) { float v; asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h)); return v; }
 KR_DEV uint16_t kr_to_f16(float v) { uint16_t h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
 #if KR_TIER >= 80
+KR_DEV float kr_tanh(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; } /* relative error 2^-11 */
 KR_DEV uint16_t kr_to_bf16(float v) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
 KR_DEV uint32_t kr_pack_bf16(float low, float high) { uint32_t h; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
 KR_DEV uint32_t kr_pack_f16(float low, float high) { uint32_t h; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
@@ -66,22 +69,14 @@ KR_DEV float kr_silu(float x) { return x * kr_sigmoid(x); }
 /* log(1 + e^v), v above 20. Below -5 the sum 1 + e^v loses e^v's digits, so the series takes over. */
 KR_DEV float kr_softplus(float v) {
   float e = kr_exp2(v * KR_LOG2E);
-  float y = v < -5.0f ? e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f) : KR_LN2 * kr_log2(1.0f + e);
-  return v > 20.0f ? v : y;
+  float small = e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f), large = KR_LN2 * kr_log2(1.0f + e);
+  return kr_select(v > 20.0f, v, kr_select(v < -5.0f, small, large));
 }
 
-/* 2^x without the special-function unit: x is cut to an integer and r in [-1/2, 1/2] (adding 1.5 2^23 rounds), then a
- * polynomial that is exact at 0 (relative error 3e-7 r): decays near 1 stay near 1. For x up to 126. */
-KR_DEV float kr_exp2_fma(float x) {
-  const float magic = 12582912.0f;
-  x = x < -126.0f ? -126.0f : x;
-  float shifted = x + magic;
-  float r = x - (shifted - magic);
-  float p = kr_fma(r, 0.0013267f, 0.00966588f);
-  p = kr_fma(r, p, 0.05550666f);
-  p = kr_fma(r, p, 0.24022358f);
-  p = kr_fma(r, kr_fma(r, p, 0.69314709f), 1.0f);
-  return kr_bits_to_float(kr_float_to_bits(p) + (kr_float_to_bits(shifted) << 23));
+/* The slope of softplus where its value is y: 1 - e^-y; for small y the difference loses digits, so the series takes over. */
+KR_DEV float kr_softplus_slope(float y) {
+  float small = y * kr_fma(y, kr_fma(y, 0.16666667f, -0.5f), 1.0f);
+  return kr_select(y < 0.02f, small, 1.0f - kr_exp2(-KR_LOG2E * y));
 }
 
 typedef struct __attribute__((aligned(16))) kr_float4 {

@@ -35,6 +35,7 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(causal_conv1d_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_causal_conv1d_bwd_##isa, kr_causal_conv1d_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

@@ -74,6 +74,7 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(selective_scan)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

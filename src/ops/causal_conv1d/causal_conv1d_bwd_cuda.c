@@ -1,0 +1,53 @@
+/* causal_conv1d_bwd_cuda.c: how many blocks share a channel, and the launches of the convolution's gradient. */
+#include "conv_host.h"
+
+static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
+static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
+
+static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
+
+/* Enough blocks for the device, and at least two packs for each thread. */
+static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+  const int64_t packs = a->B * ((a->L + 7) / 8), wanted = 16ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1, most = packs / (2 * KR_CONV_THREADS);
+  if (parts > most) parts = most;
+  return parts < 1 ? 1 : (int32_t)parts;
+}
+
+uint64_t kr_causal_conv1d_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  return kr_scratch_round((uint64_t)(a->D * parts_of(ctx, a) * (a->W + 1)) * 4);
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
+  kr_conv_plan p = KR_CONV_PLAN(a, reverse);
+  p.dout = kr_rows_of(&a->dout, reverse, a->L);
+  p.dx = kr_rows_of(&a->dx, reverse, a->L);
+  p.dfinal = kr_rows_of(&a->dfinal_states, 0, 0);
+  p.dinitial = kr_rows_of(&a->dinitial_states, 0, 0);
+  p.dweight = a->dweight.data, p.dweight_d = a->dweight.stride[0], p.dweight_w = a->dweight.stride[1], p.dweight_dtype = a->dweight.dtype;
+  p.dbias = a->dbias.data, p.dbias_d = a->dbias.stride[0], p.dbias_dtype = a->dbias.dtype;
+  p.n_parts = parts_of(ctx, a);
+  p.part = a->call.scratch;
+  const int same = a->dout.dtype == a->x.dtype && (!p.dx.data || a->dx.dtype == a->x.dtype);
+  const int by_rows = p.W <= KR_CONV_TAPS && !p.seq_idx && same;
+  const kr_grid grid = {.x = (uint32_t)(p.D * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1), 128), .block = 128, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(by_rows ? rows_kernel : any_kernel)[p.x.dtype], &grid, &p, sizeof p));
+  if (p.dinitial.data && p.W > 1) {
+    const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &initial_kernel[p.x.dtype], &few, &p, sizeof p));
+  }
+  return p.dweight || p.dbias ? kr_cuda_launch(ctx->cuda, tier, &sum_kernel[p.x.dtype], &sum, &p, sizeof p) : KRAIT_OK;
+}
+
+const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  (void)ctx;
+  if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
+  return NULL;
+}
+
+KR_CUDA_TIERS(causal_conv1d_bwd, run)

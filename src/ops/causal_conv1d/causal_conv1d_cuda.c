@@ -1,0 +1,57 @@
+/* causal_conv1d_cuda.c: which kernel takes a convolution, forward and backward, and its launch. */
+#include "conv_host.h"
+
+static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last");
+static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
+
+static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
+
+/* Packs along channels: the channel-last layout, W up to 4, no states and no packed sequences. */
+static int channels_innermost(const kr_conv_plan *p) {
+  const int64_t per_pack = p->x.dtype == KRAIT_F32 ? 4 : 8;
+  const kr_rows *const both[] = {&p->x, &p->out};
+  if (p->W > KR_CONV_TAPS || p->seq_idx || p->initial.data || p->D % per_pack != 0) return 0;
+  for (int i = 0; i < 2; i++)
+    if (both[i]->row != 1 || both[i]->b % per_pack != 0 || both[i]->t % per_pack != 0 || (uintptr_t)both[i]->data % 16 != 0) return 0;
+  return 1;
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_causal_conv1d_args *a = args;
+  const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
+  const int64_t per_pack = a->x.dtype == KRAIT_F32 ? 4 : 8;
+  kr_conv_plan p = KR_CONV_PLAN(a, reverse);
+  p.out = kr_rows_of(&a->out, reverse, a->L);
+  p.final = kr_rows_of(&a->final_states, 0, 0);
+  kr_grid grid = {.block = KR_CONV_THREADS, .stream = a->call.stream};
+  if (p.final.data && p.W > 1) { /* first: out may be x */
+    const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &final_kernel[p.x.dtype], &few, &p, sizeof p));
+  }
+  if (a->out.data == a->x.data || p.W > KR_CONV_TAPS || p.seq_idx) {
+    grid.x = (uint32_t)(p.B * p.D), grid.block = KR_CONV_WALK;
+    return kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p.x.dtype], &grid, &p, sizeof p);
+  }
+  if (channels_innermost(&p)) {
+    grid.x = blocks_of(p.B * ((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN) * (p.D / per_pack), KR_CONV_THREADS);
+    return kr_cuda_launch(ctx->cuda, tier, &last_kernel[p.x.dtype], &grid, &p, sizeof p);
+  }
+  grid.x = blocks_of(p.B * p.D * ((p.L + per_pack - 1) / per_pack), KR_CONV_THREADS);
+  return kr_cuda_launch(ctx->cuda, tier, &rows_kernel[p.x.dtype], &grid, &p, sizeof p);
+}
+
+const char *kr_causal_conv1d_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_causal_conv1d_args *a = args;
+  (void)ctx;
+  if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
+  if (a->B * a->D > (1ll << 31) - 1) return "more than 2^31 rows";
+  return NULL;
+}
+
+uint64_t kr_causal_conv1d_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  (void)ctx;
+  (void)args;
+  return 0;
+}
+
+KR_CUDA_TIERS(causal_conv1d, run)

@@ -1,0 +1,38 @@
+/* conv.cuh: taps, inputs before the start and sequence indices, for the convolution kernels. */
+#ifndef KR_CONV_CUH
+#define KR_CONV_CUH
+
+#include "pack.cuh"
+#include "conv_plan.h"
+
+enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8 }; /* elements of x in 16 bytes; compiled once per storage type KR_DTYPE */
+
+KR_DEV float weight_at(const kr_conv_plan &p, int64_t d, int64_t w) { return kr_load(p.weight, d * p.weight_d + w * p.weight_w, p.weight_dtype); }
+KR_DEV float load_bias(const kr_conv_plan &p, int64_t d) { return p.bias ? kr_load(p.bias, d * p.bias_d, p.bias_dtype) : 0.0f; }
+KR_DEV int32_t sequence_at(const kr_conv_plan &p, int64_t b, int64_t t) { return p.seq_idx[b * p.seq_b + t * p.seq_t]; }
+
+/* Four taps, the last at the step itself; zeros in front when there are fewer. */
+KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
+}
+
+KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
+  if (t >= 0) return kr_load(p.x.data, b * p.x.b + d * p.x.row + t * p.x.t, p.x.dtype);
+  return p.initial.data ? kr_load(p.initial.data, b * p.initial.b + d * p.initial.row + (t + p.W - 1) * p.initial.t, p.initial.dtype) : 0.0f;
+}
+
+/* The inputs at t - 4 ... t - 1, as far as taps reach. */
+KR_DEV void read_before(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t, float (&before)[4]) {
+  if (p.x.packs && t > 0) {
+    float v[8];
+        read_pack(p.x, KR_DTYPE, b * p.x.b + d * p.x.row + (t - E) * p.x.t, E, v);
+#pragma unroll
+    for (int k = 0; k < 4; k++) before[k] = E == 4 ? v[k] : v[k + 4];
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) before[k] = k >= 5 - p.W ? input_at(p, b, d, t - 4 + k) : 0.0f;
+}
+
+#endif

@@ -1,0 +1,26 @@
+/* conv_plan.h: what the host tells the convolution kernels. Tensors are in the order of the walk (rows.h): a reversed
+ * convolution is the forward one on flipped views. */
+#ifndef KR_CONV_PLAN_H
+#define KR_CONV_PLAN_H
+
+#include "rows.h"
+
+enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_RUN = 16 };
+
+typedef struct kr_conv_plan {
+  int64_t B, D, L, W;
+  int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */
+  kr_rows x, out, dout, dx;
+  kr_rows initial, final, dinitial, dfinal; /* (batch, row, W-1) */
+  const void *weight, *bias;
+  int64_t weight_d, weight_w, bias_d;
+  int32_t weight_dtype, bias_dtype;
+  const int32_t *seq_idx;
+  int64_t seq_b, seq_t;
+  void *dweight, *dbias;
+  int64_t dweight_d, dweight_w, dbias_d;
+  int32_t dweight_dtype, dbias_dtype;
+  float *part;                /* (D, n_parts, W + 1): sums of the weights' and the bias's gradient */
+} kr_conv_plan;
+
+#endif

@@ -1,0 +1,145 @@
+/* selective_scan_cuda.c: cuts a forward scan into blocks, chunks and directions, and launches it. When the channels are
+ * too few to fill the device, time is cut into chunks: end states from zero, a walk over the chunks, then every chunk
+ * from its true first state. Both directions in one call are two scans; the first leaves its y in scratch. */
+#include "op_list.h"
+#include "scan_host.h"
+#include "view.h"
+
+#define KERNELS(name) KR_BY_TYPE("selective_scan", name)
+static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
+static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KERNELS("kr_scan_state_s1");
+static const kr_kernel fwd_packed[] = KERNELS("kr_scan_fwd_s4_packed"), combine[] = KERNELS("kr_scan_combine");
+
+kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
+  kr_scan_mat m = {v->data, v->stride[0], v->stride[1], v->stride[2], v->stride[3], v->dtype, 0};
+  const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
+  m.packs = !reverse && m.t == 1 && m.b % per_pack == 0 && m.g % per_pack == 0 && m.n % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
+  if (reverse) {
+    m.data = (char *)v->data + (L - 1) * m.t * (int64_t)krait_dtype_bytes(v->dtype);
+    m.t = -m.t;
+  }
+  return m;
+}
+
+kr_scan_state kr_scan_state_of(const krait_view *v) { return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]}; }
+
+const char *kr_scan_refusal(const krait_selective_scan_args *a) {
+  if (a->A.dtype == KRAIT_C64) return "complex A";
+  if (a->call.flags & (KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT)) return "B or C constant over time";
+  if (a->N > 128) return "N above 128";
+  if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
+  if (a->delta.dtype != a->u.dtype) return "delta of another type than u";
+  if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z of another type than u";
+  if (a->B * a->D > (1ll << 31) - 1) return "more than 2^31 channels";
+  return NULL;
+}
+
+static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREADS / p->T; }
+
+static void cut(kr_scan_plan *p, int n_multiprocessors) {
+  const int may_chunk = !p->seq_idx;
+  p->S = p->N <= 4 && !p->seq_idx ? 1 : 4;
+  p->T_shift = 2;
+  while (p->S << p->T_shift < p->N) p->T_shift++;
+  p->T = 1 << p->T_shift;
+  p->N_padded = p->T * p->S;
+  p->rows_shift = 1 + p->T_shift + (p->S == 4 ? 2 : 0);
+  p->mixed = p->B_mat.dtype != p->u.dtype || p->C_mat.dtype != p->u.dtype;
+  p->TL = p->u.dtype == KRAIT_F32 ? 16 : 32;
+  const int channels = channels_per_block(p);
+  p->blocks_per_group = (int)((p->D_group + channels - 1) / channels);
+  int64_t blocks = p->B * p->G * p->blocks_per_group, wanted = 4 * (int64_t)n_multiprocessors, most = p->L / (4 * p->TL), chunks = 1;
+  if (may_chunk && blocks > 0 && blocks * 3 <= wanted) chunks = wanted / blocks < most ? wanted / blocks : most;
+  if (chunks < 3) chunks = 1;
+  p->chunk = (p->L + chunks - 1) / chunks;
+  p->chunk = (p->chunk + p->TL - 1) / p->TL * p->TL;
+  p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
+  if (p->n_chunks < 1) p->n_chunks = 1;
+}
+
+uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
+  return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
+}
+
+void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int n_multiprocessors) {
+  *p = (kr_scan_plan){.B = a->B, .L = a->L, .D = a->D, .D_group = a->D / a->G, .N = (int32_t)a->N, .G = (int32_t)a->G};
+  p->softplus = (a->call.flags & KRAIT_SCAN_SOFTPLUS) != 0;
+  p->u = kr_rows_of(&a->u, reverse, a->L);
+  p->delta = kr_rows_of(&a->delta, reverse, a->L);
+  p->z = kr_rows_of(&a->z, reverse, a->L);
+  p->out = kr_rows_of(&a->out, reverse, a->L);
+  p->B_mat = kr_scan_mat_of(&a->Bmat, reverse, a->L);
+  p->C_mat = kr_scan_mat_of(&a->Cmat, reverse, a->L);
+  p->A = a->A.data, p->A_d = a->A.stride[0], p->A_n = a->A.stride[1];
+  p->D_vec = a->Dvec.data, p->D_stride = a->Dvec.stride[0];
+  p->bias = a->delta_bias.data, p->bias_stride = a->delta_bias.stride[0];
+  p->initial = kr_scan_state_of(&a->initial_state);
+  p->last = kr_scan_state_of(&a->last_state);
+  if (kr_has(&a->seq_idx)) {
+    p->seq_b = a->seq_idx.stride[0];
+    p->seq_t = reverse ? -a->seq_idx.stride[1] : a->seq_idx.stride[1];
+    p->seq_idx = (const int32_t *)a->seq_idx.data + (reverse ? (a->L - 1) * a->seq_idx.stride[1] : 0);
+  }
+  cut(p, n_multiprocessors);
+}
+
+uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p) {
+  if (p->n_chunks <= 1) return 0;
+  return kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N) * 4) + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D) * 4);
+}
+
+int32_t kr_scan_chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, int n_chunks_summed, char *scratch, void *stream) {
+  if (p->n_chunks <= 1) return KRAIT_OK;
+  const int64_t n_states = p->B * p->D * p->N;
+  p->chunk_state = (float *)scratch;
+  p->chunk_dt = (float *)(scratch + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N) * 4));
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)n_chunks_summed, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
+  const kr_grid walk = {.x = (uint32_t)((n_states + 127) / 128), .block = 128, .stream = stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
+  return kr_cuda_launch(ctx->cuda, tier, &combine[p->u.dtype], &walk, p, sizeof *p);
+}
+
+static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+  KR_TRY(kr_scan_chunk_starts(ctx, tier, p, p->n_chunks - 1, scratch, stream));
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
+  return kr_cuda_launch(ctx->cuda, tier, &(p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4)[p->u.dtype], &grid, p, sizeof *p);
+}
+
+/* y of the forward direction, float32, in scratch. */
+static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reverse) {
+  const krait_view v = {.data = data, .stride = {a->D * a->L, a->L, 1}, .dtype = KRAIT_F32};
+  return kr_rows_of(&v, reverse, a->L);
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_selective_scan_args *a = args;
+  const int n = kr_cuda_info(ctx->cuda)->n_multiprocessors, both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
+  kr_scan_plan p;
+  char *scratch = a->call.scratch;
+  kr_scan_plan_of(&p, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, n);
+  if (!both) return run_scan(ctx, tier, &p, scratch, a->call.stream);
+  char *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
+  p.out = sum_rows(a, scratch, 0);
+  p.z.data = NULL;
+  p.D_vec = NULL;
+  KR_TRY(run_scan(ctx, tier, &p, rest, a->call.stream));
+  kr_scan_plan_of(&p, a, 1, n);
+  p.add = sum_rows(a, scratch, 1);
+  p.A = a->A_reverse.data, p.A_d = a->A_reverse.stride[0], p.A_n = a->A_reverse.stride[1];
+  return run_scan(ctx, tier, &p, rest, a->call.stream);
+}
+
+const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  (void)ctx;
+  return kr_scan_refusal(args);
+}
+
+uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_selective_scan_args *a = args;
+  kr_scan_plan p;
+  kr_scan_plan_of(&p, a, 0, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  uint64_t sum = a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0;
+  return sum + kr_scan_chunk_bytes(&p);
+}
+
+KR_CUDA_TIERS(selective_scan, run)
