@@ -152,6 +152,15 @@ void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
     }
 }
 
+void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t total) {
+  kr_case_view(c, cu_seqlens, "cu_seqlens", KR_IN, KRAIT_I32, KR_SHAPE(S + 1));
+  int64_t at = 0;
+  for (int64_t s = 0; s <= S; s++) {
+    kr_case_set_i32(c, cu_seqlens, s, (int32_t)(s == S ? total : at));
+    if (kr_case_chance(c, 0.8)) at = kr_case_int(c, at, total);
+  }
+}
+
 int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index) {
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;

@@ -49,6 +49,8 @@ void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double
 void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value); /* row-major index */
 /* A (B,L) int32 view, declared and filled: runs of equal indices, some negative. */
 void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
+/* S+1 offsets of packed sequences over total steps, some of them empty. */
+void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t total);
 void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol);            /* else from the view's dtype */
 
 /* ---- for callers ---- */

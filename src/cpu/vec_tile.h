@@ -99,6 +99,29 @@ static inline void kr_tile_store(const float *tile, int64_t pitch, const kr_plan
   else kr_tile_store_as(tile, pitch, p, n_rows, n_lanes, KRAIT_BF16);
 }
 
+/* A row of n values, unit stride or not, as whole groups of 16 floats (vectors of every ISA), zero beyond n. */
+KR_INLINE void kr_row_load_as(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
+  int64_t i = 0;
+  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store(to + i, kr_v_load_as(data, at + i, KR_VL, dtype));
+  for (; i < n; i++) to[i] = kr_scalar_load(data, at + i * stride, dtype);
+  for (; i % 16; i++) to[i] = 0;
+}
+KR_INLINE void kr_row_store_as(const float *from, void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
+  int64_t i = 0;
+  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store_as(data, at + i, KR_VL, dtype, kr_v_load(from + i));
+  for (; i < n; i++) kr_scalar_store(data, at + i * stride, dtype, from[i]);
+}
+static inline void kr_row_load(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
+  if (dtype == KRAIT_F32) kr_row_load_as(to, data, KRAIT_F32, at, stride, n);
+  else if (dtype == KRAIT_F16) kr_row_load_as(to, data, KRAIT_F16, at, stride, n);
+  else kr_row_load_as(to, data, KRAIT_BF16, at, stride, n);
+}
+static inline void kr_row_store(const float *from, void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
+  if (dtype == KRAIT_F32) kr_row_store_as(from, data, KRAIT_F32, at, stride, n);
+  else if (dtype == KRAIT_F16) kr_row_store_as(from, data, KRAIT_F16, at, stride, n);
+  else kr_row_store_as(from, data, KRAIT_BF16, at, stride, n);
+}
+
 /* Asks for the lines of a tile ahead of its use: short pieces of many rows are more than hardware prefetchers follow. */
 static inline void kr_tile_prefetch(const kr_plane *p, int n_rows, int n_lanes) {
   int64_t bytes = p->dtype == KRAIT_F32 ? 4 : 2, per_line = 64 / bytes;

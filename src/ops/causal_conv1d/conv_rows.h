@@ -17,7 +17,7 @@ typedef struct kr_conv_inputs {
 int32_t kr_conv_check_inputs(const char *op, const kr_conv_inputs *in);
 
 typedef uint64_t kr_conv_scratch_fn(const krait_ctx *ctx, const void *args);
-kr_conv_scratch_fn kr_causal_conv1d_bwd_ref_scratch, kr_causal_conv1d_bwd_scratch_avx512, kr_causal_conv1d_bwd_scratch_avx2,
+kr_conv_scratch_fn kr_causal_conv1d_update_ref_scratch, kr_causal_conv1d_bwd_ref_scratch, kr_causal_conv1d_bwd_scratch_avx512, kr_causal_conv1d_bwd_scratch_avx2,
     kr_causal_conv1d_bwd_scratch_neon, kr_causal_conv1d_bwd_scratch_scalar;
 
 struct kr_case;

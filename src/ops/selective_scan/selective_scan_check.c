@@ -4,22 +4,12 @@
 #include "scan_case.h"
 #include "scan_rows.h"
 
-/* Offsets of S packed sequences, some of them empty. */
-static void choose_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t L) {
-  kr_case_view(c, cu_seqlens, "cu_seqlens", KR_IN, KRAIT_I32, KR_SHAPE(S + 1));
-  int64_t at = 0;
-  for (int64_t s = 0; s <= S; s++) {
-    kr_case_set_i32(c, cu_seqlens, s, (int32_t)(s == S ? L : at));
-    if (kr_case_chance(c, 0.8)) at = kr_case_int(c, at, L);
-  }
-}
-
 static void choose_mode(kr_case *c, kr_scan_case *s) {
   int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
     *s->B = 1;
     *s->S = kr_case_int(c, 1, 4);
-    choose_offsets(c, s->cu_seqlens, *s->S, *s->L);
+    kr_case_offsets(c, s->cu_seqlens, *s->S, *s->L);
   } else if (mode == 1) {
     kr_case_sequences(c, s->seq_idx, *s->B, *s->L);
   } else if (mode <= 3) {

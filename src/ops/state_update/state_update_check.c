@@ -4,6 +4,7 @@
 
 static void expand(kr_case *c, krait_view *view) {
   if (kr_case_chance(c, 0.2)) view->stride[0] = 0;
+  if (kr_case_chance(c, 0.15)) view->stride[1] = view->stride[2] = 0; /* as Mamba 2 passes A and dt */
 }
 
 static void choose_indices(kr_case *c, krait_state_update_args *a) {
@@ -21,7 +22,7 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
   a->H = kr_case_chance(c, 0.5) ? 1 : kr_case_pick(c, 3, (int64_t[]){2, 4, 6});
   a->G = a->H % 2 == 0 && kr_case_chance(c, 0.5) ? 2 : 1;
   a->P = kr_case_edge(c, 40);
-  a->N = index % 16 == 0 ? kr_case_int(c, 257, 512) : kr_case_edge(c, 130);
+  a->N = index % 16 == 0 ? kr_case_int(c, 257, 520) : kr_case_edge(c, 130);
   a->n_states = a->B;
   choose_indices(c, a);
   kr_case_view(c, &a->state, "state", KR_INOUT, kr_case_chance(c, 0.5) ? dtype : KRAIT_F32, KR_SHAPE(a->n_states, a->H, a->P, a->N));

@@ -1,37 +1,60 @@
-/* state_update_simd.c: the step with the state dimension across lanes; float32 state with unit stride on N is the fast
- * path, everything else goes element by element through a row buffer. */
-#include <math.h>
+/* state_update_simd.c: the step with the state dimension across lanes. Channels go in chunks whose step sizes, gates and
+ * outputs are vectors too; an A that is the same for all states of a channel (Mamba 2) takes one exponential per channel. */
+#include <string.h>
 
 #include "op_list.h"
 #include "vec_math.h"
+#include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_N = 512 };
+enum { MAX_N = 512, CHUNK = 64 };
+static const float log2_e = 1.44269504f;
 
-typedef struct step {
-  float dt, x, dt_x;
-} step;
+typedef krait_state_update_args update_args;
 
-static step read_step(const krait_state_update_args *a, int64_t b, int64_t h, int64_t p) {
-  float dt = (float)kr_get(&a->dt, kr_at3(&a->dt, b, h, p));
-  if (kr_has(&a->dt_bias)) dt += (float)kr_get(&a->dt_bias, kr_at2(&a->dt_bias, h, p));
-  if ((a->call.flags & KRAIT_UPDATE_SOFTPLUS) && dt <= 20) dt = log1pf(expf(dt));
-  float x = (float)kr_get(&a->x, kr_at3(&a->x, b, h, p));
-  return (step){dt, x, dt * x};
+typedef struct chunk {
+  int64_t b, row, h, g, p0;
+  int n;
+  float dt[CHUNK], dt_x[CHUNK], x[CHUNK], decay[CHUNK], y[CHUNK], z[CHUNK];
+  float B[MAX_N], C[MAX_N];
+} chunk;
+
+static void read_channels(float *to, const krait_view *v, int64_t at, int64_t stride, int n) {
+  if (kr_has(v)) kr_row_load(to, v->data, v->dtype, at, stride, n);
+  else memset(to, 0, CHUNK * sizeof *to);
 }
 
-static float advance(float *state, const float *A, const float *B, const float *C, int64_t N, step s) {
-  kr_v dt = kr_v_set1(s.dt), dt_x = kr_v_set1(s.dt_x), sum = kr_v_zero();
+static void read_steps(const update_args *a, chunk *c) {
+  float bias[CHUNK];
+  read_channels(c->dt, &a->dt, kr_at3(&a->dt, c->b, c->h, c->p0), a->dt.stride[2], c->n);
+  read_channels(bias, &a->dt_bias, kr_at2(&a->dt_bias, c->h, c->p0), a->dt_bias.stride[1], c->n);
+  read_channels(c->x, &a->x, kr_at3(&a->x, c->b, c->h, c->p0), a->x.stride[2], c->n);
+  for (int i = 0; i < c->n; i += KR_VL) {
+    kr_v dt = kr_v_add(kr_v_load(c->dt + i), kr_v_load(bias + i));
+    if (a->call.flags & KRAIT_UPDATE_SOFTPLUS) dt = kr_v_softplus(dt);
+    kr_v_store(c->dt_x + i, kr_v_mul(dt, kr_v_load(c->x + i)));
+    kr_v_store(c->dt + i, kr_v_mul(dt, kr_v_set1(log2_e)));
+  }
+  if (a->A.stride[2] != 0) return;
+  read_channels(c->decay, &a->A, kr_at3(&a->A, c->h, c->p0, 0), a->A.stride[1], c->n);
+  for (int i = 0; i < c->n; i += KR_VL) kr_v_store(c->decay + i, kr_v_exp2_any(kr_v_load(c->dt + i), kr_v_load(c->decay + i)));
+}
+
+/* One channel's state; A is NULL where the decay is the same for all n. Returns sum_n C state. */
+KR_INLINE float advance(float *state, const float *A, const chunk *c, int i, int64_t N) {
+  const kr_v dt = kr_v_set1(c->dt[i]), dt_x = kr_v_set1(c->dt_x[i]), same = kr_v_set1(c->decay[i]);
+  const float *B = c->B, *C = c->C;
+  kr_v sum = kr_v_zero();
   int64_t n = 0;
   for (; n + KR_VL <= N; n += KR_VL) {
-    kr_v decay = kr_v_exp(kr_v_mul(dt, kr_v_load(A + n)));
+    kr_v decay = A ? kr_v_exp2_any(dt, kr_v_load(A + n)) : same;
     kr_v value = kr_v_fma(decay, kr_v_load(state + n), kr_v_mul(dt_x, kr_v_load(B + n)));
     kr_v_store(state + n, value);
     sum = kr_v_fma(kr_v_load(C + n), value, sum);
   }
   if (n < N) {
     int rest = (int)(N - n);
-    kr_v decay = kr_v_exp(kr_v_mul(dt, kr_v_loadn(A + n, rest)));
+    kr_v decay = A ? kr_v_exp2_any(dt, kr_v_loadn(A + n, rest)) : same;
     kr_v value = kr_v_fma(decay, kr_v_loadn(state + n, rest), kr_v_mul(dt_x, kr_v_loadn(B + n, rest)));
     kr_v_storen(state + n, value, rest);
     sum = kr_v_fma(kr_v_loadn(C + n, rest), value, sum);
@@ -39,50 +62,67 @@ static float advance(float *state, const float *A, const float *B, const float *
   return kr_v_sum(sum);
 }
 
-/* A row of N floats: in place if it is one already, else gathered into buffer. */
-static float *gather_row(const krait_view *v, int64_t offset, int64_t last_stride, int64_t N, float *buffer) {
-  if (v->dtype == KRAIT_F32 && last_stride == 1) return (float *)v->data + offset;
-  for (int64_t n = 0; n < N; n++) buffer[n] = (float)kr_get(v, offset + n * last_stride);
+/* A row of N floats: in place if it is one already, else read into buffer. */
+static const float *row_of(const krait_view *v, int64_t at, int64_t stride, int64_t N, float *buffer) {
+  if (v->dtype == KRAIT_F32 && stride == 1) return (const float *)v->data + at;
+  kr_row_load(buffer, v->data, v->dtype, at, stride, N);
   return buffer;
 }
 
-static void update_channel(const krait_state_update_args *a, int64_t b, int64_t row, int64_t h, int64_t p, const float *B, const float *C) {
+static float update_channel(const update_args *a, const chunk *c, int i) {
   float state_buffer[MAX_N], A_buffer[MAX_N];
-  int64_t at = kr_at4(&a->state, row, h, p, 0);
-  float *state = gather_row(&a->state, at, a->state.stride[3], a->N, state_buffer);
-  const float *A = gather_row(&a->A, kr_at3(&a->A, h, p, 0), a->A.stride[2], a->N, A_buffer);
-  step s = read_step(a, b, h, p);
-  float y = advance(state, A, B, C, a->N, s);
-  if (state == state_buffer)
-    for (int64_t n = 0; n < a->N; n++) kr_put(&a->state, at + n * a->state.stride[3], state[n]);
-  if (kr_has(&a->Dvec)) y += (float)kr_get(&a->Dvec, kr_at2(&a->Dvec, h, p)) * s.x;
-  if (kr_has(&a->z)) {
-    float z = (float)kr_get(&a->z, kr_at3(&a->z, b, h, p));
-    y *= z / (1 + expf(-z));
-  }
-  kr_put(&a->out, kr_at3(&a->out, b, h, p), y);
+  const int64_t at = kr_at4(&a->state, c->row, c->h, c->p0 + i, 0), N = a->N;
+  const int in_place = a->state.dtype == KRAIT_F32 && a->state.stride[3] == 1;
+  float *state = in_place ? (float *)a->state.data + at : state_buffer;
+  if (!in_place) kr_row_load(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
+  float y = a->A.stride[2] == 0 ? advance(state, NULL, c, i, N)
+                                : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N);
+  if (!in_place) kr_row_store(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
+  return y;
 }
 
-static void update_head(const krait_state_update_args *a, int64_t b, int64_t h) {
-  float B_buffer[MAX_N], C_buffer[MAX_N];
-  int64_t g = h / (a->H / a->G);
-  int64_t row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, b)) : b;
-  const float *B = gather_row(&a->Bmat, kr_at3(&a->Bmat, b, g, 0), a->Bmat.stride[2], a->N, B_buffer);
-  const float *C = gather_row(&a->Cmat, kr_at3(&a->Cmat, b, g, 0), a->Cmat.stride[2], a->N, C_buffer);
-  for (int64_t p = 0; p < a->P; p++) {
-    if (row < 0) kr_put(&a->out, kr_at3(&a->out, b, h, p), 0);
-    else update_channel(a, b, row, h, p, B, C);
+static void finish_chunk(const update_args *a, chunk *c) {
+  float skip[CHUNK];
+  read_channels(skip, &a->Dvec, kr_at2(&a->Dvec, c->h, c->p0), a->Dvec.stride[1], c->n);
+  read_channels(c->z, &a->z, kr_at3(&a->z, c->b, c->h, c->p0), a->z.stride[2], c->n);
+  for (int i = 0; i < c->n; i += KR_VL) {
+    kr_v y = kr_v_fma(kr_v_load(skip + i), kr_v_load(c->x + i), kr_v_load(c->y + i));
+    kr_v_store(c->y + i, kr_has(&a->z) ? kr_v_mul(y, kr_v_silu(kr_v_load(c->z + i))) : y);
   }
 }
 
-static void update_range(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_state_update_args *a = user;
+static void update_chunk(const update_args *a, chunk *c) {
+  memset(c->y, 0, sizeof c->y);
+  c->row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, c->b)) : c->b;
+  if (c->row >= 0) {
+    kr_row_load(c->B, a->Bmat.data, a->Bmat.dtype, kr_at3(&a->Bmat, c->b, c->g, 0), a->Bmat.stride[2], a->N);
+    kr_row_load(c->C, a->Cmat.data, a->Cmat.dtype, kr_at3(&a->Cmat, c->b, c->g, 0), a->Cmat.stride[2], a->N);
+    read_steps(a, c);
+    for (int i = 0; i < c->n; i++) c->y[i] = update_channel(a, c, i);
+    finish_chunk(a, c);
+  }
+  kr_row_store(c->y, a->out.data, a->out.dtype, kr_at3(&a->out, c->b, c->h, c->p0), a->out.stride[2], c->n);
+}
+
+static void update_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const update_args *a = user;
+  const int64_t chunks = (a->P + CHUNK - 1) / CHUNK;
+  chunk c;
   (void)worker;
-  for (int64_t i = begin; i < end; i++) update_head(a, i / a->H, i % a->H);
+  memset(&c, 0, sizeof c);
+  for (int64_t i = begin; i < end; i++) {
+    c.p0 = i % chunks * CHUNK;
+    c.h = i / chunks % a->H;
+    c.b = i / chunks / a->H;
+    c.g = c.h / (a->H / a->G);
+    c.n = (int)(a->P - c.p0 < CHUNK ? a->P - c.p0 : CHUNK);
+    update_chunk(a, &c);
+  }
 }
 
 int32_t KR_FN(kr_state_update)(const krait_ctx *ctx, const void *args) {
-  const krait_state_update_args *a = args;
-  kr_parallel(ctx, a->B * a->H, 1, update_range, (void *)args);
+  const update_args *a = args;
+  const int64_t chunks = (a->P + CHUNK - 1) / CHUNK, values = (a->P < CHUNK ? a->P : CHUNK) * a->N;
+  kr_parallel(ctx, a->B * a->H * chunks, 1 + 8192 / values, update_chunks, (void *)args);
   return KRAIT_OK;
 }

@@ -1,0 +1,90 @@
+/* causal_conv1d_update_simd.c: the running convolution with channels across lanes: the last W-1 inputs and the new ones form a
+ * small float window [step][lane]. */
+#include <string.h>
+
+#include "op_list.h"
+#include "vec_math.h"
+#include "vec_tile.h"
+#include "view.h"
+
+typedef krait_causal_conv1d_update_args update_args;
+
+enum { MAX_W = 8, MAX_S = 32, MAX_L = 32 };
+
+typedef struct place {
+  int64_t b, row, d;
+  int lanes;
+} place;
+
+static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) { return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]}; }
+
+static int64_t ring_start(const update_args *a, int64_t b) {
+  if (!kr_has(&a->cache_seqlens)) return 0;
+  int64_t at = kr_get_i32(&a->cache_seqlens, kr_at1(&a->cache_seqlens, b)) % a->S;
+  return at < 0 ? at + a->S : at;
+}
+
+/* inputs: S rows of the state, oldest first, then L of x. */
+static void read_inputs(const update_args *a, const place *p, float *inputs) {
+  int64_t start = ring_start(a, p->b);
+  kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0), x = plane3(&a->x, p->b, p->d, 0);
+  kr_tile_load(inputs, KR_VL, &old, (int)(a->S - start), p->lanes);
+  kr_tile_load(inputs + (a->S - start) * KR_VL, KR_VL, &young, (int)start, p->lanes);
+  kr_tile_load(inputs + a->S * KR_VL, KR_VL, &x, (int)a->L, p->lanes);
+}
+
+static void write_state(const update_args *a, const place *p, const float *inputs) {
+  if (!kr_has(&a->cache_seqlens)) {
+    kr_plane state = plane3(&a->conv_state, p->row, p->d, 0);
+    kr_tile_store(inputs + a->L * KR_VL, KR_VL, &state, (int)a->S, p->lanes);
+    return;
+  }
+  int64_t start = ring_start(a, p->b);
+  for (int64_t t = 0; t < a->L; t++) {
+    kr_plane state = plane3(&a->conv_state, p->row, p->d, (start + t) % a->S);
+    kr_tile_store(inputs + (a->S + t) * KR_VL, KR_VL, &state, 1, p->lanes);
+  }
+}
+
+static void update_block(const update_args *a, const place *p) {
+  float inputs[(MAX_S + MAX_L) * KR_VL], weight[MAX_W * KR_VL], bias[KR_VL] = {0}, out[MAX_L * KR_VL];
+  const int W = (int)a->W, L = (int)a->L;
+  kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1], a->weight.stride[0]};
+  kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]}, to = plane3(&a->out, p->b, p->d, 0);
+  kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
+  if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
+  read_inputs(a, p, inputs);
+  const float *window = inputs + (a->S - (W - 1)) * KR_VL;
+  for (int t = 0; t < L; t++) {
+    kr_v sum = kr_v_load(bias);
+    for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_load(weight + k * KR_VL), kr_v_load(window + (t + k) * KR_VL), sum);
+    kr_v_store(out + t * KR_VL, a->activation == KRAIT_ACT_SILU ? kr_v_silu(sum) : sum);
+  }
+  write_state(a, p, inputs);
+  kr_tile_store(out, KR_VL, &to, L, p->lanes);
+}
+
+static void silence_block(const update_args *a, const place *p) {
+  float zeros[MAX_L * KR_VL] = {0};
+  kr_plane to = plane3(&a->out, p->b, p->d, 0);
+  kr_tile_store(zeros, KR_VL, &to, (int)a->L, p->lanes);
+}
+
+static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
+  const update_args *a = user;
+  const int64_t n_blocks = (a->D + KR_VL - 1) / KR_VL;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    place p = {.b = i / n_blocks, .d = i % n_blocks * KR_VL};
+    p.row = kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
+    p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
+    if (p.row < 0) silence_block(a, &p);
+    else update_block(a, &p);
+  }
+}
+
+int32_t KR_FN(kr_causal_conv1d_update)(const krait_ctx *ctx, const void *args) {
+  const update_args *a = args;
+  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 64, update_blocks, (void *)args);
+  return KRAIT_OK;
+}

@@ -1,0 +1,153 @@
+/* add_norm_simd.c: add + norm and its gradient, a row at a time in float scratch, lanes are features. */
+#include "norm_block.h"
+#include "op_list.h"
+
+/* ---- forward ---- */
+
+typedef struct fwd_work {
+  float *v, *y, *weight, *bias, *weight1, *bias1; /* [M] each */
+} fwd_work;
+
+static fwd_work cut_work(float *scratch, int64_t M) {
+  int64_t n = whole(M);
+  return (fwd_work){scratch, scratch + n, scratch + 2 * n, scratch + 3 * n, scratch + 4 * n, scratch + 5 * n};
+}
+
+uint64_t KR_FN(kr_add_norm_scratch)(const krait_ctx *ctx, const void *args) {
+  return (uint64_t)(6 * whole(((const krait_add_norm_args *)args)->M) * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
+
+static void add_row(const krait_add_norm_args *a, int64_t r, const fwd_work *w) {
+  const int64_t M = a->M;
+  read_row(w->v, &a->x, kr_at2(&a->x, r, 0), a->x.stride[1], M);
+  if (kr_has(&a->rowscale)) {
+    kr_v scale = kr_v_set1((float)kr_get(&a->rowscale, kr_at1(&a->rowscale, r)));
+    for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->v + i, kr_v_mul(kr_v_load(w->v + i), scale));
+  }
+  const krait_view *const more[] = {&a->x1, &a->residual};
+  for (int k = 0; k < 2; k++) {
+    if (!kr_has(more[k])) continue;
+    read_row(w->y, more[k], kr_at2(more[k], r, 0), more[k]->stride[1], M);
+    for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->v + i, kr_v_add(kr_v_load(w->v + i), kr_v_load(w->y + i)));
+  }
+}
+
+static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r, int64_t M) {
+  if (!kr_has(out)) return;
+  for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->y + i, kr_v_fma(kr_v_load(w->v + i), kr_v_load(weight + i), kr_v_load(bias + i)));
+  write_row(w->y, out, kr_at2(out, r, 0), out->stride[1], M);
+}
+
+typedef struct fwd_run {
+  const krait_add_norm_args *a;
+} fwd_run;
+
+static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_add_norm_args *a = ((fwd_run *)user)->a;
+  const int64_t M = a->M;
+  fwd_work w = cut_work((float *)a->call.scratch + worker * 6 * whole(M), M);
+  read_features(w.weight, &a->weight, M, 1);
+  read_features(w.bias, &a->bias, M, 0);
+  read_features(w.weight1, &a->weight1, M, 1);
+  read_features(w.bias1, &a->bias1, M, 0);
+  for (int64_t r = begin; r < end; r++) {
+    add_row(a, r, &w);
+    write_row(w.v, &a->residual_out, kr_at2(&a->residual_out, r, 0), a->residual_out.stride[1], M);
+    normalise_row(w.v, M, measure_row(w.v, M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0));
+    scale_row(&w, w.weight, w.bias, &a->out, r, M);
+    scale_row(&w, w.weight1, w.bias1, &a->out1, r, M);
+  }
+}
+
+int32_t KR_FN(kr_add_norm)(const krait_ctx *ctx, const void *args) {
+  const krait_add_norm_args *a = args;
+  fwd_run r = {a};
+  kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_rows, &r);
+  return KRAIT_OK;
+}
+
+/* ---- backward ---- */
+
+typedef struct run_bwd {
+  const krait_add_norm_bwd_args *a;
+  int64_t width, n_chunks; /* whole(M) */
+  float *sums, *works;     /* [chunk][dweight, dbias, dweight1, dbias1][width]; per thread 6 rows */
+} run_bwd;
+
+static run_bwd plan_bwd(const krait_add_norm_bwd_args *a) {
+  run_bwd r = {a, whole(a->M), n_chunks_of(a->R), a->call.scratch, NULL};
+  r.works = r.sums ? r.sums + r.n_chunks * 4 * r.width : NULL;
+  return r;
+}
+
+uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) {
+  krait_add_norm_bwd_args a = *(const krait_add_norm_bwd_args *)args;
+  a.call.scratch = NULL;
+  run_bwd r = plan_bwd(&a);
+  return (uint64_t)((r.n_chunks * 4 + krait_ctx_n_threads(ctx) * 6) * r.width) * sizeof(float);
+}
+
+/* Adds one output's share: w += d weight, dweight += d xhat, dbias += d. */
+static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d, float *w, float *dweight, float *dbias) {
+  if (!kr_has(dout)) return;
+  read_row(d, dout, kr_at2(dout, r, 0), dout->stride[1], M);
+  for (int64_t i = 0; i < M; i += KR_VL) {
+    kr_v di = kr_v_load(d + i);
+    kr_v_store(w + i, kr_v_fma(di, kr_v_load(weight + i), kr_v_load(w + i)));
+    kr_v_store(dweight + i, kr_v_fma(di, kr_v_load(xhat + i), kr_v_load(dweight + i)));
+    kr_v_store(dbias + i, kr_v_add(kr_v_load(dbias + i), di));
+  }
+}
+
+static void norm_row_back(const run_bwd *run, int64_t r, float *work, float *sums) {
+  const krait_add_norm_bwd_args *a = run->a;
+  const int64_t M = a->M, width = run->width;
+  const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
+  float *weight = work, *weight1 = work + width, *xhat = work + 2 * width, *w = work + 3 * width, *d = work + 4 * width;
+  read_row(xhat, &a->v, kr_at2(&a->v, r, 0), a->v.stride[1], M);
+  norm_stats s = measure_row(xhat, M, a->eps, is_rms);
+  normalise_row(xhat, M, s);
+  memset(w, 0, (size_t)width * sizeof *w);
+  take_output(&a->dout, r, M, weight, xhat, d, w, sums, sums + width);
+  take_output(&a->dout1, r, M, weight1, xhat, d, w, sums + 2 * width, sums + 3 * width);
+  gradient_row(w, xhat, M, s.scale, is_rms);
+  if (kr_has(&a->dresidual_out)) {
+    read_row(d, &a->dresidual_out, kr_at2(&a->dresidual_out, r, 0), a->dresidual_out.stride[1], M);
+    for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w + i, kr_v_add(kr_v_load(w + i), kr_v_load(d + i)));
+  }
+  write_row(w, &a->dx1, kr_at2(&a->dx1, r, 0), a->dx1.stride[1], M);
+  write_row(w, &a->dresidual, kr_at2(&a->dresidual, r, 0), a->dresidual.stride[1], M);
+  if (kr_has(&a->rowscale)) {
+    kr_v scale = kr_v_set1((float)kr_get(&a->rowscale, kr_at1(&a->rowscale, r)));
+    for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w + i, kr_v_mul(kr_v_load(w + i), scale));
+  }
+  write_row(w, &a->dx, kr_at2(&a->dx, r, 0), a->dx.stride[1], M);
+}
+
+static void norm_chunks_back(void *user, int64_t begin, int64_t end, int worker) {
+  const run_bwd *run = user;
+  const krait_add_norm_bwd_args *a = run->a;
+  float *work = run->works + worker * 6 * run->width;
+  read_features(work, &a->weight, a->M, 1);
+  read_features(work + run->width, &a->weight1, a->M, 1);
+  const int64_t rows = rows_per_chunk(a->R);
+  for (int64_t chunk = begin; chunk < end; chunk++) {
+    float *sums = run->sums + chunk * 4 * run->width;
+    memset(sums, 0, (size_t)(4 * run->width) * sizeof *sums);
+    for (int64_t r = chunk * rows; r < (chunk + 1) * rows && r < a->R; r++) norm_row_back(run, r, work, sums);
+  }
+}
+
+static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const run_bwd *run = user;
+  const krait_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
+  (void)worker;
+  for (int k = 0; k < 4; k++) write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);
+}
+
+int32_t KR_FN(kr_add_norm_bwd)(const krait_ctx *ctx, const void *args) {
+  run_bwd r = plan_bwd(args);
+  kr_parallel(ctx, r.n_chunks, 1, norm_chunks_back, &r);
+  kr_parallel(ctx, r.a->M, 1024, add_chunks, &r);
+  return KRAIT_OK;
+}

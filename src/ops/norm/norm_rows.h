@@ -1,0 +1,16 @@
+/* norm_rows.h: scratch sizes of the norms' rows, and what their vector rows share: float rows in whole vectors, statistics,
+ * and sums over rows in chunks that depend on the shape alone. */
+#ifndef KR_NORM_ROWS_H
+#define KR_NORM_ROWS_H
+
+#include <krait/ops.h>
+
+typedef uint64_t kr_norm_scratch_fn(const krait_ctx *ctx, const void *args);
+#define KR_NORM_SCRATCH(op) kr_norm_scratch_fn kr_##op##_scratch_avx512, kr_##op##_scratch_avx2, kr_##op##_scratch_neon, kr_##op##_scratch_scalar
+KR_NORM_SCRATCH(add_norm);
+KR_NORM_SCRATCH(add_norm_bwd);
+KR_NORM_SCRATCH(gated_norm);
+KR_NORM_SCRATCH(gated_norm_bwd);
+kr_norm_scratch_fn kr_add_norm_bwd_ref_scratch, kr_gated_norm_bwd_ref_scratch;
+
+#endif
