@@ -29,10 +29,10 @@ test-python: build ## run the Python tests under every Python with torch found h
 lint: ## check the include law, forbidden calls, sizes
 	@python3 tools/lint_rooms.py
 
-sanitize: setup ## run the tests under ASan + UBSan, and the threaded ones under TSan
+sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under TSan
 	@tools/run-sanitizers
 
-fuzz: ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, else says so and stops)
+fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, else says so and stops)
 	@tools/setup fuzz
 	@tools/run-fuzz $(or $(FUZZ_SECONDS),60)
 
