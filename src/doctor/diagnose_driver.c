@@ -10,11 +10,18 @@ static int wants_gpu(const doc *d) {
   return *d->torch_cuda != '\0';
 }
 
+/* The oldest driver for the GPU itself; 0: unknown. */
+static int floor_of(doc *d) {
+  const kr_row *row = kr_tables_find(d->tables, "floor", kr_arena_print(d->arena, "%d", doc_main_cc(d)));
+  return row ? atoi(row->column[1]) * 1000000 : 0;
+}
+
 static void check_gate(doc *d, int major, const char *who) {
-  int gate = kr_tables_gate(d->tables, major);
+  int gate = kr_tables_gate(d->tables, major), floor = floor_of(d);
   if (!gate || !d->driver_number || d->driver_number >= gate) return;
   const char *older = d->driver_number >= kr_tables_gate(d->tables, 12) ? "cu126" : "cu118";
-  const char *keys[] = {"driver", d->driver, "need", kr_print_driver(d->arena, gate), "cuda", kr_arena_print(d->arena, "%d", major), "older", older, NULL};
+  const char *need = floor > gate ? kr_arena_print(d->arena, "R%d", floor / 1000000) : kr_print_driver(d->arena, gate);
+  const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "%d", major), "older", older, NULL};
   doc_evidence(d, doc_report(d, "D01", NULL, "", keys), "%s is built with CUDA %d; driver %s is from %s", who, major, d->driver, d->driver_source);
 }
 
@@ -64,10 +71,11 @@ static void check_machine_driver(doc *d) {
 }
 
 static void check_floor(doc *d) {
-  const kr_row *row = kr_tables_find(d->tables, "floor", kr_arena_print(d->arena, "%d", doc_main_cc(d)));
-  int branch = row ? atoi(row->column[1]) : 0;
-  if (!branch || !d->driver_number || d->driver_number >= branch * 1000000) return;
-  const char *keys[] = {"driver", d->driver, "need", kr_arena_print(d->arena, "R%d", branch), "cuda", kr_arena_print(d->arena, "support for %s", kr_print_cc(d->arena, doc_main_cc(d))), NULL};
+  int floor = floor_of(d);
+  if (!floor || !d->driver_number || d->driver_number >= floor) return;
+  for (size_t i = 0; i < d->findings.n; i++)
+    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "D01") == 0) return;
+  const char *keys[] = {"driver", d->driver, "need", kr_arena_print(d->arena, "R%d", floor / 1000000), "cuda", kr_arena_print(d->arena, "support for %s", kr_print_cc(d->arena, doc_main_cc(d))), NULL};
   doc_finding *f = doc_report(d, "D01", NULL, "", keys);
   if (f) f->confidence = 'M', f->severity = KR_WARN;
 }

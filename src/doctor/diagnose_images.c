@@ -72,7 +72,7 @@ static void report_blocked(doc *d, const doc_file *file, const shape *s) {
 }
 
 static const char *reason_id(const doc_file *file, const shape *s) {
-  if (is_libtorch(file)) return "K14";
+  if (is_libtorch(file) || strcmp(file->package, "torch") == 0) return "K14";
   if (file->has_relfatbin) return "K09";
   if (s->n && s->n_arch == s->n) return "K05";
   if (s->n && s->n_arch + s->n_family == s->n) return "K06";

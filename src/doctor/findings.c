@@ -99,7 +99,7 @@ static void add_build_fixes(doc *d, doc_finding *f, const char *package, const c
     doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need), found));
   }
   if (row && strcmp(row->column[5], "yes") == 0)
-    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: pip install \"krait[dropin]\"", package));
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait dropin on --force", package));
 }
 
 const char *doc_index_for(doc *d, int cc) {

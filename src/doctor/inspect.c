@@ -33,10 +33,11 @@ static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
 static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container *c) {
   krait_image image = {.size = sizeof image};
   int32_t status;
-  int has_ptx = 0;
+  int has_ptx = 0, n_cubins = 0;
   while ((status = krait_scan_next_image(scan, &image)) == 1) {
     *(krait_image *)kr_list_push(d->arena, &c->images) = image;
     has_ptx |= image.kind == KRAIT_IMAGE_PTX;
+    n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
     if (image.damaged) {
       const char *keys[] = {"why", kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image.label_sm,
                                                   (unsigned long long)image.offset), NULL};
@@ -46,7 +47,7 @@ static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container 
     if (image.kind == KRAIT_IMAGE_CUBIN && c->n_kernels == 0 && !image.damaged) read_kernels(d, scan, c);
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
-  if (c->n_kernels == 0 && has_ptx) c->n_kernels = -1;
+  if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins))) c->n_kernels = -1; /* only cubins can show that they are a stub */
   if (c->toolkit > file->toolkit) file->toolkit = c->toolkit;
   if (status < 0) report_damage(d, file);
 }

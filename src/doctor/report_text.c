@@ -171,19 +171,19 @@ static int plan_step(const doc_finding *f) {
   return 5;
 }
 
-/* The first command of a finding that removes or installs; uninstalling is left to --force-reinstall. */
-static const char *plan_command(const doc_finding *f) {
+/* The first command of a finding; uninstalling is left to --force-reinstall. What no command does becomes a comment. */
+static const char *plan_command(doc *d, const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++) {
     const char *fix = DOC_TEXT(f->fixes, i);
     if (is_command(fix) && strncmp(fix, "pip uninstall", 13) != 0) return fix;
   }
-  return "";
+  return f->fixes.n ? kr_arena_print(d->arena, "# %s", DOC_TEXT(f->fixes, 0)) : "";
 }
 
-static int already_planned(const kr_list *planned, const doc_finding *f, const char *command) {
+static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
   for (size_t i = 0; i < planned->n; i++) {
     const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
-    if (strcmp(plan_command(other), command) == 0) return 1;
+    if (strcmp(plan_command(d, other), command) == 0) return 1;
     if (*f->package && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
   }
   return 0;
@@ -197,8 +197,8 @@ const char *krait_report_plan(krait_report *d) {
     for (size_t i = 0; i < d->findings.n; i++) {
       const doc_finding *f = KR_AT(d->findings, doc_finding, i);
       if (f->severity == KR_INFO || plan_step(f) != step) continue;
-      const char *command = plan_command(f);
-      if (!*command || already_planned(&planned, f, command)) continue;
+      const char *command = plan_command(d, f);
+      if (!*command || already_planned(d, &planned, f, command)) continue;
       *(const doc_finding **)kr_list_push(d->arena, &planned) = f;
       torch_changes |= step == 3;
       kr_text_print(&out, "%s\n", doc_printable(d, command));

@@ -102,7 +102,7 @@ static void check_record(doc *d, const doc_file *file, const doc_package *p, con
   if (file->bytes == 0 || p->by_distribution) return; /* reported already; distributions strip files and keep RECORD */
   if (*size && bytes != file->bytes)
     report_record(d, file, p, kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
-  else if (strncmp(hash, "sha256=", 7) == 0 && *file->sha256 && !same_hash(hash + 7, file->sha256))
+  else if (strncmp(hash, "sha256=", 7) == 0 && hash[7] && *file->sha256 && !same_hash(hash + 7, file->sha256))
     report_record(d, file, p, "its content differs from the hash in RECORD");
 }
 

@@ -1,0 +1,255 @@
+"""hard.py PROGRAM: the hard cases: lies in headers, mixed containers, traps in wheels; and the command's other forms."""
+import random, resource, time
+
+from fake import *
+
+
+def verdict(doctor, folder, data, *args, name="x.so"):
+    (folder / name).write_bytes(data)
+    return doctor(folder / name, *args, "--root", folder)
+
+
+def lower_minor_runs_higher_does_not(doctor, folder):
+    assert verdict(doctor, folder, elf(fatbin=container(80, 86)), "--gpu", "8.9")["findings"] == []
+    assert verdict(doctor, folder, elf(fatbin=container(89)), "--gpu", "8.6").ids() == ["K07"]
+
+
+def stub_is_ignored(doctor, folder):
+    stub = container(entry(2, 90, cubin(90, kernels=())))
+    a = verdict(doctor, folder, elf(fatbin=stub + container(80) + container(80)), "--gpu", "9.0")
+    assert [c["verdict"] for c in a["files"][0]["containers"]] == ["stub", "none", "none"] and a.ids() == ["K01"]
+    assert verdict(doctor, folder, elf(fatbin=stub + container(90)), "--gpu", "9.0")["exit"] == 0
+
+
+def relocatable_ptx_counts(doctor, folder):
+    rel = lambda *images: elf(fatbin=container(75), relfatbin=container(entry(2, 75, cubin(75, relocatable=True)), *images))
+    assert verdict(doctor, folder, rel("ptx80"), "--gpu", "9.0")["files"][0]["verdict"] == "jit"
+    assert verdict(doctor, folder, rel(), "--gpu", "9.0").ids() == ["K09"]
+
+
+def mixed_containers_name_the_lost_kernels(doctor, folder):
+    lost = container(entry(2, 90, cubin(90, "a", kernels=["_Z4lostPi"]), "a"))
+    a = verdict(doctor, folder, elf(fatbin=container(80) + lost), "--gpu", "8.0")
+    assert a["files"][0]["verdict"] == "partial" and "lost(int*)" in a.find("K02")["explain"], a.find("K02")
+
+
+def suffixes_in_both_layouts(doctor, folder):
+    for sm, suffix, toolkit in ((90, "a", 128), (90, "a", 130), (120, "a", 130), (100, "f", 130)):
+        a = verdict(doctor, folder, elf(fatbin=container(entry(2, sm, cubin(sm, suffix, toolkit=toolkit), suffix))), "--gpu", "9.0")
+        image = a["files"][0]["containers"][0]["images"][0]
+        assert (image["sm"], image["suffix"], image["toolkit"]) == (sm, suffix, f"{toolkit // 10}.{toolkit % 10}"), image
+    a = verdict(doctor, folder, elf(fatbin=container(entry(2, 90, cubin(90, "a", toolkit=128)))), "--gpu", "9.0")
+    assert a["files"][0]["containers"][0]["images"][0]["suffix"] == "a"
+
+
+def text_version_decides(doctor, folder):
+    text = entry(1, 80, ptx(80, "9.4"))
+    assert verdict(doctor, folder, elf(fatbin=container(text)), "--gpu", "9.0", "--driver", "580.82").ids() == ["K08"]
+
+
+def drivers_from_before_and_after_the_tables(doctor, folder):
+    data = elf(fatbin=container("ptx80"))
+    assert verdict(doctor, folder, data, "--gpu", "9.0", "--driver", "570.86").ids() == ["K08"]
+    assert verdict(doctor, folder, data, "--gpu", "9.0", "--driver", "999.1").ids() == ["K13"]
+
+
+def sections_that_lie_are_searched(doctor, folder):
+    good = elf(fatbin=container(80), sections=False)
+    a = verdict(doctor, folder, good, "--gpu", "8.0")
+    assert a["files"][0]["verdict"] == "native" and a["files"][0]["containers"][0]["section"] == "search"
+    base = elf(fatbin=container(80), undefined=["_ZN3c104cuda14ExchangeDeviceEa"])
+    for at, size, value in ((60, 2, 0), (62, 2, 0xFFFF), (60, 2, 0xFFFE), (40, 8, 2**64 - 1), (40, 8, len(base) - 8), (58, 2, 63), (56, 2, 0xFFFF), (32, 8, 2**63)):
+        data = bytearray(base)
+        data[at : at + size] = value.to_bytes(size, "little")
+        verdict(doctor, folder, bytes(data), "--gpu", "8.0")
+    for magic in (b"\x7fELF\x01\x01\x01", b"\x7fELF\x02\x02\x01"):
+        a = verdict(doctor, folder, magic + base[7:], "--gpu", "8.0")
+        assert a["files"][0]["containers"] == []
+
+
+def cubin_in_rodata_needs_deep(doctor, folder):
+    data = elf(rodata=b"\0" * 64 + cubin(80))
+    assert verdict(doctor, folder, data, "--gpu", "8.0")["files"][0]["containers"] == []
+    assert verdict(doctor, folder, data, "--gpu", "8.0", "--deep")["files"][0]["verdict"] == "native"
+
+
+def every_prefix_of_a_library_ends(doctor, folder):
+    data = elf(fatbin=container(80, "ptx80"), undefined=["_ZN2at1xEv"], versions=[("libc.so.6", "GLIBC_2.34")])
+    paths = []
+    for n in range(0, len(data), 61):
+        (folder / f"p{n}.so").write_bytes(data[:n])
+        paths.append(folder / f"p{n}.so")
+    done = doctor.run(*paths, "--gpu", "8.0", "--root", folder, "--json")
+    assert done.returncode == 3 and len(json.loads(done.stdout)["files"]) == len(paths)
+
+
+def random_flips_end(doctor, folder):
+    chance, data, paths = random.Random(1), elf(fatbin=container(80, "ptx80", "90a"), undefined=["_ZN2at1xEv"], needed=["libc.so.6"]), []
+    for i in range(300):
+        bad = bytearray(data)
+        for _ in range(3):
+            bad[chance.randrange(len(bad)) if chance.random() < 0.5 else chance.randrange(256)] = chance.randrange(256)
+        (folder / f"f{i}.so").write_bytes(bad)
+        paths.append(folder / f"f{i}.so")
+    done = doctor.run(*paths, "--gpu", "8.0", "--root", folder, "--json")
+    assert done.returncode in (0, 1, 3), done.stderr
+
+
+def symbols_near_weak_and_hash_only(doctor, folder):
+    t = Tree(folder, exports=["_ZN3c104cuda14ExchangeDeviceEi"], torch="2.2.0+cu121", cuda="12.1", images=(80,))
+    t.extension(undefined=["_ZN3c104cuda14ExchangeDeviceEa"], weak=["_ZN3c104cuda4weakEv"], sections=False)
+    a = doctor(t.site, "--root", t.root, "--gpu", "8.0")
+    found = a.find("S01")
+    assert "c10::cuda::ExchangeDevice(signed char)" in found["explain"] and ">= 2.3" in found["explain"] and "1 name missing" in found["explain"], found
+    assert any("ExchangeDevice(int)" in e for e in found["evidence"])
+
+
+def two_letters_inside_a_name_are_no_string(doctor, folder):
+    t = Tree(folder)
+    t.extension(undefined=["_ZN3c107RSsXyzwEv"])
+    assert "S02" not in doctor(t.site, "--root", t.root, "--gpu", "8.0").ids()
+
+
+def wheels_with_traps(doctor, folder):
+    name = "flash_attn-2.7.4-cp311-cp311-linux_x86_64.whl"
+    link = zipfile.ZipInfo("flash_attn/link.so")
+    link.external_attr = 0o120777 << 16
+    link.create_system = 3
+    for extra in (("../x.so", b"1"), ("/etc/x.so", b"1"), (link, b"/etc/passwd"), ("c:x.so", b"1"), ("a\\..\\b.so", b"1")):
+        w = wheel(folder / name, {f"x.{PY}.so": elf(fatbin=container(80))}, extra=[extra])
+        a = doctor(w, "--gpu", "8.0", "--root", folder)
+        assert a["exit"] == 3 and a.find("F01"), extra
+        assert len(a["files"]) == 1 and a["files"][0]["verdict"] == "native"
+    assert not (folder.parent / "x.so").exists()
+    wheel(folder / name, {"bomb.so": b"\0" * 50_000_000})
+    assert doctor(folder / name, "--gpu", "8.0", "--root", folder)["exit"] == 3
+    data = bytearray((folder / name).read_bytes())
+    (folder / name).write_bytes(data[:-30])
+    assert doctor(folder / name, "--gpu", "8.0", "--root", folder)["exit"] == 3
+    w = wheel(folder / name, {f"x.{PY}.so": elf(fatbin=container(80))})
+    a = doctor(w, "--gpu", "8.0", "--root", folder)
+    assert a["exit"] == 0, a["findings"]
+
+
+def large_members_are_read_in_windows(doctor, folder):
+    noise = random.Random(2).randbytes(1 << 20)
+    data = elf(rodata=noise * 48, fatbin=container(80, 90), undefined=["_ZN2at1xEv"], needed=["libc10.so"])
+    w = wheel(folder / "flash_attn-2.7.4-cp311-cp311-linux_x86_64.whl", {f"flash_attn_2_cuda.{PY}.so": data})
+    a = doctor(w, "--gpu", "9.0", "--root", folder)
+    assert a["files"][0]["verdict"] == "native" and a["files"][0]["needed"] == ["libc10.so"] and a["exit"] == 0, a["findings"]
+
+
+def wheel_names_with_escapes(doctor, folder):
+    log = "pip install https://github.com/state-spaces/mamba/releases/download/v2.2.2/mamba_ssm-2.2.2%2Bcu121torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl"
+    assert "+cu122torch2.2" in doctor("--root", folder, log=log).find("W04")["explain"]
+
+
+def memory_and_time_stay_bounded(doctor, folder):
+    text = entry(1, 80, b"x" * (96 << 20))
+    (folder / "x.so").write_bytes(elf(fatbin=container(text)))
+    began = time.monotonic()
+    a = doctor(folder / "x.so", "--gpu", "8.0", "--root", folder)
+    assert a.find("F01") and time.monotonic() - began < 20
+
+
+def several_gpus_and_unknown_ones(doctor, folder):
+    assert verdict(doctor, folder, elf(fatbin=container(80)))["exit"] == 4
+    t = doctor.text(folder / "x.so", "--root", folder)
+    assert "inventory" in t and "sm 80" in t
+    assert doctor.run(folder / "x.so", "--gpu", "RTX 9999 Ultra").returncode == 64
+    for name, cc in (("NVIDIA GeForce RTX 4090 Laptop GPU", "8.9"), ("Tesla T4", "7.5"), ("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA H100 PCIe", "9.0"),
+                     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "12.0"), ("NVIDIA TITAN X (Pascal)", "6.1"), ("NVIDIA GeForce GTX TITAN X", "5.2"),
+                     ("NVIDIA RTX 6000 Ada Generation", "8.9"), ("Quadro RTX 6000", "7.5"), ("NVIDIA GB10", "12.1"), ("sm_90", "9.0"), ("12.1", "12.1")):
+        assert doctor(folder / "x.so", "--gpu", name, "--root", folder)["target"]["gpus"][0]["cc"] == cc, name
+
+
+def exit_codes(doctor, folder):
+    (folder / "x.so").write_bytes(elf(fatbin=container(80)))
+    assert doctor.run("--no-such-option").returncode == 64
+    assert doctor.run("--tables", "/nonexistent").returncode == 3
+    assert doctor(folder / "absent.so", "--root", folder)["exit"] == 3
+    assert doctor(folder / "x.so", "--gpu", "8.7", "--root", folder)["exit"] == 0
+    assert doctor.run(folder / "x.so", "--gpu", "8.7", "--root", folder, "--strict").returncode == 2
+    assert doctor.run("--explain", "K99").returncode == 64
+    assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
+    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 60
+
+
+def control_bytes_do_not_reach_the_terminal(doctor, folder):
+    path = folder / "a\x1b[31m\x07\xff.so"
+    (folder / "a\x1b[31m\x07.so").write_bytes(elf(fatbin=container(80, damage=True)))
+    out = doctor.run(folder / "a\x1b[31m\x07.so", "--gpu", "8.0", "--root", folder).stdout
+    assert b"\x1b" not in out and b"\\x1b[31m\\x07" in out
+
+
+def list_shows_images_and_kernels(doctor, folder):
+    (folder / "x.so").write_bytes(elf(fatbin=container(80, "ptx90a")))
+    out = doctor.run("--list", folder / "x.so").stdout.decode()
+    assert "cubin sm_80" in out and "ptx   compute_90a  version 9.0" in out and "axpy(float, float const*, float*, int)" in out
+    fixtures = ROOT / "tests/golden/doctor"
+    plain, zstd, lz4 = (doctor.run("--list", fixtures / f"{n}.fatbin").stdout.decode().split() for n in ("plain", "zstd", "lz4"))
+    assert plain.count("axpy(float,") == 4 and zstd.count("axpy(float,") == 4 and lz4.count("lz4") == 4 and zstd.count("zstd") == 4
+
+
+def archives_are_walked(doctor, folder):
+    member = elf(fatbin=container(80))
+    head = lambda name, n: f"{name + '/':16}{0:<12}{0:<6}{0:<6}{100644:<8}{n:<10}`\n".encode()
+    (folder / "x.a").write_bytes(b"!<arch>\n" + head("empty.o", 0) + head("one.o", len(member)) + member + b"\n" * (len(member) & 1) + head("two.o", len(member)) + member)
+    a = doctor(folder / "x.a", "--gpu", "9.0", "--root", folder)
+    assert a.ids() == ["K01"] and len(a["files"][0]["containers"]) == 2 and a["files"][0]["containers"][0]["section"] == "one.o"
+
+
+def bare_files(doctor, folder):
+    for name, data, answer in (("x.cubin", cubin(80), "native"), ("x.ptx", ptx(75), "jit"), ("x.fatbin", container(80), "native")):
+        a = verdict(doctor, folder, data, "--gpu", "8.0", name=name)
+        assert a["files"][0]["verdict"] == answer and a["files"][0]["kind"] == name.split(".")[1], a["files"]
+
+
+def pins_before_any_download(doctor, folder):
+    (folder / "requirements.txt").write_text("torch==2.8.0\nflash_attn==2.7.4  # old\ncausal-conv1d==1.5.2\nmamba-ssm>=2\nnumpy\n--index-url x\n")
+    a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
+    said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
+    assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
+    assert 'pip install "flash-attn>=2.8.3"' in said["flash-attn 2.7.4"]["fix"]
+    assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
+    (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')
+    a = doctor(folder / "pyproject.toml", "--gpu", "8.0", "--root", folder)
+    assert a.ids() == ["W01"] and "torch 2.4 to 2.7" in a.find("W01")["explain"] and any("mamba-ssm>=" in f for f in a.find("W01")["fix"])
+    (folder / "requirements.txt").write_text("torch==2.6.0+cu124\n")
+    assert doctor(folder / "requirements.txt", "--gpu", "12.0", "--root", folder).ids() == ["K14"]
+    assert doctor(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)["exit"] == 0
+
+
+def plan_is_short_and_ordered(doctor, folder):
+    t = Tree(folder, images=(50, 80, 90), driver="470.82.01")
+    t.extension(name="causal-conv1d", version="1.5.2")
+    t.extension(name="mamba-ssm", version="2.2.2", module="selective_scan_cuda", undefined=["_ZN3c104cuda9SetDeviceEi"])
+    ask = lambda **env: doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--fix-plan", env=env).stdout.decode().splitlines()
+    plan = ask()
+    steps = [next((k for k in ("install driver", "torch --index-url", "causal-conv1d", "mamba-ssm", "krait doctor") if k in line), line) for line in plan]
+    assert steps[:2] == ["install driver", "torch --index-url"] and sorted(steps[2:4]) == ["causal-conv1d", "mamba-ssm"] and steps[4:] == ["krait doctor"], plan
+    assert ask(CUDA_FORCE_PTX_JIT="1")[0] == "unset CUDA_FORCE_PTX_JIT"
+
+
+def krait_offers_itself(doctor, folder):
+    t = Tree(folder)
+    t.extension(name="mamba-ssm", version="2.2.2", module="selective_scan_cuda", images=(80,))
+    assert any("krait" in f for f in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"])
+
+
+def repeated_runs_are_equal(doctor, folder):
+    t = Tree(folder)
+    t.extension()
+    first, second = (doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--json").stdout for _ in range(2))
+    assert first == second
+
+
+def the_users_files_are_never_written(doctor, folder):
+    t = Tree(folder)
+    t.extension()
+    before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*")}
+    doctor(t.site, "--root", t.root, "--gpu", "12.0", "--deep", "--all")
+    assert before == {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*")}
+
+
+run_tests([f for f in list(globals().values()) if callable(f) and getattr(f, "__module__", "") == "__main__" and f.__name__ != "verdict"])
