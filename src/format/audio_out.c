@@ -38,6 +38,8 @@ static const struct {
 };
 
 static int is_writable(int format, const kr_audio_info *info) {
+  const int is_mpeg = (format & SF_FORMAT_TYPEMASK) == KR_SF_FORMAT_MPEG;
+  if (is_mpeg && (format & SF_FORMAT_SUBMASK) != KR_SF_SUBTYPE_MPEG_3) return 0; /* sf_format_check takes layers 1 and 2, sf_open does not */
   const SF_INFO probe = {.format = format, .samplerate = info->sample_rate_hz, .channels = info->n_channels};
   return sf_format_check(&probe);
 }

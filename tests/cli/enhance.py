@@ -151,6 +151,9 @@ def check_bad_inputs(folder):
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"standard output: No space left" in done.stderr, f"full standard output: {done}")
     many = write_wav(folder / "many.wav", noisy(9000, 16000), channels=9)
     refuse(folder, "does not take 9 channels", many, "-o", folder / "many.flac")
+    (folder / "old.mp2").write_bytes((b"\xff\xfd\x14\xc0" + bytes(92)) * 100)  # silence in MPEG layer 2
+    refuse(folder, "can be read but not written; name the output with -o NAME.wav or -o NAME.flac", folder / "old.mp2")
+    check(enhance(folder / "old.mp2", "-o", folder / "old.flac").returncode == 0, "MPEG layer 2 to FLAC")
     check(not list(folder.glob("*.part-*")), "no temporary files")
 
 
