@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "alloc.h"
+
 static krait_ctx *open_context(const char *caps, int32_t n_threads) {
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
   krait_ctx *ctx = NULL;
@@ -88,11 +90,100 @@ static void weights_that_do_not_fit(void **state) {
   expect_refusal(file, "model=primeknet_tcn", "primeknet_tcn");
 }
 
+enum { B = 2, F = 201, T = 37 };
+
+static void fill_spectrum(float *com) {
+  uint32_t state = 7;
+  for (int i = 0; i < B * F * T * 2; i++) {
+    state = state * 1664525u + 1013904223u;
+    com[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
+  }
+}
+
+static void run_forward(const char *name, int32_t n_threads, const float *in, float *com) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, name);
+  krait_ctx *ctx = open_context("all", n_threads);
+  krait_model_options options = {.size = sizeof options, .weights_path = path};
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
+  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  assert_int_equal(krait_primeknet_forward(session, 1, 3, in, NULL, NULL, com), KRAIT_OK); /* another length first */
+  assert_int_equal(krait_primeknet_forward(session, B, T, in, NULL, NULL, com), KRAIT_OK);
+  krait_session_close(&session);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+}
+
+static void threads_and_batches_change_no_bit(void **state) {
+  (void)state;
+  static float in[B * F * T * 2], one[B * F * T * 2], many[B * F * T * 2], second[F * T * 2];
+  fill_spectrum(in);
+  for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+    run_forward(small[i], 1, in, one);
+    run_forward(small[i], 5, in, many);
+    assert_memory_equal(one, many, sizeof one);
+  }
+  char path[512];
+  snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, small[0]);
+  krait_ctx *ctx = open_context("all", 2);
+  krait_model_options options = {.size = sizeof options, .weights_path = path};
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
+  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  assert_int_equal(krait_primeknet_forward(session, B, T, in, NULL, NULL, many), KRAIT_OK);
+  assert_int_equal(krait_primeknet_forward(session, 1, T, in + F * T * 2, NULL, NULL, second), KRAIT_OK);
+  assert_memory_equal(many + F * T * 2, second, sizeof second);
+  assert_int_equal(krait_primeknet_forward(session, 1, 0, in, NULL, NULL, many), KRAIT_ERR_SHAPE);
+  assert_int_equal(krait_primeknet_forward(session, 1, (int64_t)1 << 62, in, NULL, NULL, many), KRAIT_ERR_SHAPE);
+  assert_int_equal(krait_primeknet_forward(NULL, 1, T, in, NULL, NULL, many), KRAIT_ERR_ARGUMENT);
+  krait_session_close(&session);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+}
+
+/* Opens, runs and closes with the n-th allocation failing. */
+static int32_t run_with_failure(krait_ctx *ctx, const char *path, long n, const float *in, float *com) {
+  krait_model_options options = {.size = sizeof options, .weights_path = path};
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  kr_alloc_fail_after(n);
+  int32_t status = krait_model_open(ctx, &options, &model);
+  if (status >= 0) status = krait_session_open(model, &session);
+  if (status >= 0) status = krait_primeknet_forward(session, 1, 5, in, NULL, NULL, com);
+  kr_alloc_fail_after(0);
+  krait_session_close(&session);
+  krait_model_close(&model);
+  return status;
+}
+
+static void every_allocation_may_fail(void **state) {
+  (void)state;
+  static float in[B * F * T * 2], com[B * F * T * 2];
+  fill_spectrum(in);
+  krait_ctx *ctx = open_context("all", 1);
+  for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, small[i]);
+    long n = 1;
+    for (int32_t status = -1; status < 0; n += 1 + n / 16) { /* every one of the first, then ever fewer */
+      status = run_with_failure(ctx, path, n, in, com);
+      if (status < 0 && status != KRAIT_ERR_NO_MEMORY) fail_msg("%s, allocation %ld: %s: %s", small[i], n, krait_status_name(status), krait_error_detail());
+    }
+    assert_true(n > 50);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(small_pairs_on_every_isa),
       cmocka_unit_test(full_width_pairs),
       cmocka_unit_test(weights_that_do_not_fit),
+      cmocka_unit_test(threads_and_batches_change_no_bit),
+      cmocka_unit_test(every_allocation_may_fail),
   };
   return cmocka_run_group_tests_name("primeknet", tests, NULL, NULL);
 }
