@@ -100,12 +100,15 @@ static void depthwise_pair(const float *x, int64_t ldx, int64_t n, int64_t Cp, i
     const float *ta = taps[0] + c, *tb = taps[1] + c;
     kr_v bias_a = kr_v_load(bias[0] + c), bias_b = kr_v_load(bias[1] + c);
     int64_t p = 0;
-    for (; p + BLOCK <= n; p += BLOCK) pair_positions(x + p * ldx + c, ldx, BLOCK, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
-    for (; p < n; p++) pair_positions(x + p * ldx + c, ldx, 1, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
+    for (; p + BLOCK <= n; p += BLOCK)
+      pair_positions(x + p * ldx + c, ldx, BLOCK, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
+    for (; p < n; p++)
+      pair_positions(x + p * ldx + c, ldx, 1, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
   }
 }
 
-static void depthwise_gate(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *taps, const float *bias, float *out, int64_t ldo, float *sum) {
+static void depthwise_gate(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *taps, const float *bias, float *out,
+                           int64_t ldo, float *sum) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     kr_v bias_a = kr_v_load(bias + c), bias_b = kr_v_load(bias + Cp + c), total = kr_v_zero();
     for (int64_t p = 0; p < n; p++) {
@@ -185,7 +188,8 @@ static void affine_prelu(float *x, int64_t ldx, int64_t n, int64_t Cp, const flo
     }
 }
 
-static void lift_pair(const float *a, const float *b, int64_t n, int64_t Cp, const float *wa, const float *wb, const float *shift, const float *slope, float *out, int64_t ldo) {
+static void lift_pair(const float *a, const float *b, int64_t n, int64_t Cp, const float *wa, const float *wb, const float *shift,
+                      const float *slope, float *out, int64_t ldo) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     kr_v va = kr_v_load(wa + c), vb = kr_v_load(wb + c), vs = kr_v_load(shift + c), negative = kr_v_load(slope + c);
     for (int64_t p = 0; p < n; p++) {

@@ -40,7 +40,8 @@ static int32_t read_kernels(const kr_config *config, kr_pk_config *out) {
   KR_CHECK(out->n_kernels >= 1, KRAIT_ERR_WEIGHTS, "freq_block_kernel is empty");
   out->max_kernel = 3; /* of the channel attention */
   for (int32_t j = 0; j < out->n_kernels; j++) {
-    KR_CHECK(out->kernels[j] % 2 == 1, KRAIT_ERR_WEIGHTS, "freq_block_kernel holds %lld, but even kernels change the number of bins", (long long)out->kernels[j]);
+    KR_CHECK(out->kernels[j] % 2 == 1, KRAIT_ERR_WEIGHTS,
+             "freq_block_kernel holds %lld, but even kernels change the number of bins", (long long)out->kernels[j]);
     if (out->kernels[j] > out->max_kernel) out->max_kernel = out->kernels[j];
   }
   return KRAIT_OK;
@@ -51,7 +52,8 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
   KR_TRY(read_stage(model, &out->stage));
   KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
   KR_TRY(kr_config_int(config, "fft_len", 400, 8, 65536, &out->fft_len));
-  KR_CHECK(out->fft_len % 4 == 0, KRAIT_ERR_WEIGHTS, "fft_len is %lld, must be a multiple of 4: the decoders cannot give back an even number of bins", (long long)out->fft_len);
+  KR_CHECK(out->fft_len % 4 == 0, KRAIT_ERR_WEIGHTS,
+           "fft_len is %lld, must be a multiple of 4: the decoders cannot give back an even number of bins", (long long)out->fft_len);
   out->F = out->fft_len / 2 + 1;
   out->F2 = (out->F - 3) / 2 + 1;
   KR_TRY(kr_config_int(config, "dense_channel", 64, 1, 4096, &out->C));

@@ -246,7 +246,9 @@ static void down_range(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t t = begin; t < end; t++) {
     const float *row = map_row(job->from, t);
-    if (job->lift) s->model->layers->lift_pair(s->mag + t * F, s->pha + t * F, F, Cp, job->lift->w0, job->lift->w1, job->lift->shift, job->lift->slope, map_row(job->from, t), Cp);
+    if (job->lift)
+      s->model->layers->lift_pair(s->mag + t * F, s->pha + t * F, F, Cp, job->lift->w0, job->lift->w1, job->lift->shift, job->lift->slope,
+                                  map_row(job->from, t), Cp);
     if (job->norm) normalise_row(s, job->norm, job->from, t);
     pk_gemm(s->model, &s->model->encoder.down, row, 2 * Cp, job->to->width, map_row(job->to, t), Cp, KR_GEMM_SET);
     clear_edges(s, job->to, t);

@@ -71,7 +71,8 @@ static void place_maps(layout *l, kr_pk_session *s) {
   const kr_primeknet *m = s->model;
   const int64_t depth = m->config.depth, wide_row = (m->config.F + 2) * m->Cp, row = (m->config.F2 + 2) * m->Cp;
   const int64_t room = depth > 1 ? ((int64_t)1 << (depth - 1)) * (m->config.causal ? 2 : 1) : 0;
-  const int64_t full = s->T * wide_row, half = s->T * row, encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2, n_decoder = depth < 2 ? depth : depth - 1;
+  const int64_t full = s->T * wide_row, half = s->T * row;
+  const int64_t encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2, n_decoder = depth < 2 ? depth : depth - 1;
   const int64_t encoder = encoder_start + n_encoder * full + room * wide_row, decoder = (1 + n_decoder) * half + room * row;
   float *base = place(l, largest(encoder, decoder + (depth < 3 ? full : 0)));
   if (!base) return;
@@ -110,7 +111,8 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   if (s->T == T) return KRAIT_OK;
   const kr_pk_config *c = &s->model->config;
   /* Far above what memory holds, far below where sizes overflow. */
-  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)), KRAIT_ERR_SHAPE, "T is %lld, too many frames for one window", (long long)T);
+  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)), KRAIT_ERR_SHAPE,
+           "T is %lld, too many frames for one window", (long long)T);
   s->T = T;
   layout count = {NULL, 0};
   place_all(&count, s);

@@ -31,7 +31,9 @@ static void attention(const kr_pk_session *s, const pk_attention *a, pk_scratch 
 
 static krait_view rows_view(float *data, int64_t ld) { return (krait_view){.data = data, .stride = {0, 1, ld}, .dtype = KRAIT_F32}; }
 
-static krait_view vector_view(const float *data, int64_t stride0) { return (krait_view){.data = (void *)data, .stride = {stride0, 1}, .dtype = KRAIT_F32}; }
+static krait_view vector_view(const float *data, int64_t stride0) {
+  return (krait_view){.data = (void *)data, .stride = {stride0, 1}, .dtype = KRAIT_F32};
+}
 
 static krait_view state_view(float *data, int64_t stride_d, int64_t stride_n) {
   return (krait_view){.data = data, .stride = {0, stride_d, stride_n}, .dtype = KRAIT_F32};
@@ -72,7 +74,8 @@ int32_t pk_scan_scratch_bytes(const kr_primeknet *model, uint64_t *bytes) {
   float dummy[8] = {0}; /* only the addresses are looked at, and they must differ */
   *bytes = 0;
   if (!model->config.n_blocks || !model->config.n_time) return KRAIT_OK;
-  pk_scratch w = {.xc = dummy, .delta = dummy + 1, .dbl = dummy + 2, .xz = dummy + 3, .scan_state = {dummy + 4, dummy + 5}, .conv_state = {dummy + 6, dummy + 7}};
+  pk_scratch w = {.xc = dummy, .delta = dummy + 1,
+                   .dbl = dummy + 2, .xz = dummy + 3, .scan_state = {dummy + 4, dummy + 5}, .conv_state = {dummy + 6, dummy + 7}};
   uint64_t conv_bytes = 0;
   krait_selective_scan_args scan = scan_call(model, &model->blocks[0].time[0].mamba, &w, KR_PK_CHUNK, 0, 0);
   krait_causal_conv1d_args conv = conv_call(model, &model->blocks[0].time[0].mamba, &w, KR_PK_CHUNK, 0, 0);

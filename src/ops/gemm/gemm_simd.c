@@ -164,7 +164,8 @@ static void multiply_block(void *user, int64_t begin, int64_t end, int worker) {
   float *C = (float *)a->out.data + begin * a->out.stride[0];
   if (R) R += begin * a->residual.stride[0];
   int fused = R && a->activation == KRAIT_ACT_NONE;
-  kr_gemm_rows_call call = {&p->panels, A, a->A.stride[0], end - begin, C, a->out.stride[0], R, a->residual.stride[0], a->N, fused ? KR_GEMM_ADD : KR_GEMM_SET};
+  kr_gemm_rows_call call = {&p->panels, A, a->A.stride[0], end - begin, C,
+                            a->out.stride[0], R, a->residual.stride[0], a->N, fused ? KR_GEMM_ADD : KR_GEMM_SET};
   if (!fused) call.E = NULL;
   KR_FN(kr_gemm_rows)(&call);
   if (a->activation == KRAIT_ACT_NONE) return;
