@@ -32,6 +32,12 @@ lint: ## check the include law, forbidden calls, sizes
 sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under TSan
 	@tools/run-sanitizers
 
+bench: build ## time the scan, its gradient and the convolution beside what this machine can do
+	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op; done
+
+aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools are absent)
+	@tools/run-aarch64
+
 fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, else says so and stops)
 	@tools/setup fuzz
 	@tools/run-fuzz $(or $(FUZZ_SECONDS),60)
@@ -39,5 +45,5 @@ fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its run
 install: build ## install program, libraries and headers (PREFIX through meson configure)
 	@meson install -C $(BUILD)
 
-.PHONY: help setup build test wheel test-python lint sanitize fuzz install demo bench
+.PHONY: help aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

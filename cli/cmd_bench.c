@@ -9,13 +9,15 @@
 #include <krait/model.h>
 
 #include "args.h"
+#include "bench_op.h"
 #include "cmd.h"
 
 enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
-  int as_json;
+  int as_json, with_reference;
+  const char *shape;
   kr_run run;
   krait_model_options model;
 } settings;
@@ -124,12 +126,14 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows at once (default: 1)"),
       KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "frames of a window, 160 per second of audio (default: 321)"),
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after one to warm up (default: 5)"),
+      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
+      KR_SWITCH("reference", 0, &s.with_reference, "also run an operator's reference once"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet", "Times the forward pass of the denoiser on this machine.", options, KR_N(options), 1, 1};
+  const kr_verb verb = {"bench", "primeknet | OPERATOR", "Times the forward pass of the denoiser, or one operator, on this machine.", options, KR_N(options), 1, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
-  return kr_usage_error("bench", "unknown benchmark '%s'; there is: primeknet", argv[first]);
+  return bench_op(argv[first], s.shape, s.with_reference, s.as_json, &s.run);
 }

@@ -1,0 +1,231 @@
+/* contracts.c: every rule of the state-space operators' contracts: a call that breaks one gives its status and a sentence that
+ * names the op and the argument. A table per op: the field that is spoiled, how, and what must come back. */
+#include <stdio.h>
+
+#include "../test.h"
+#include "contract.h"
+#include "op_list.h"
+
+enum { SIZE, TYPE, ABSENT, PRESENT, FLAGS, ACTIVATION };
+
+typedef struct rule {
+  const char *op;
+  size_t offset;
+  int how;
+  int64_t value; /* SIZE, FLAGS, ACTIVATION: the value; TYPE, PRESENT: the type */
+  int32_t status;
+  const char *says;
+  uint32_t flags; /* set before */
+} rule;
+
+static float storage[4096];
+
+#define AT(type, field) offsetof(krait_##type##_args, field)
+
+/* Everything of size 2 (or what fits), all required views in place. */
+static void fill(const char *op, unsigned char *args) {
+  const kr_op *o = kr_op_find(op);
+  assert_non_null(o);
+  memset(args, 0, 4096);
+  ((krait_call *)args)->size = o->args_bytes;
+  const krait_view view = {.data = storage, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+#define GIVE(type, ...)                                                                           \
+  do {                                                                                            \
+    krait_##type##_args *a = (krait_##type##_args *)args;                                         \
+    krait_view *const views[] = {__VA_ARGS__};                                                    \
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++) *views[i] = view, views[i]->data = storage + 64 * i; \
+  } while (0)
+  if (!strcmp(op, "causal_conv1d")) {
+    GIVE(causal_conv1d, &a->x, &a->weight, &a->out);
+    krait_causal_conv1d_args *a = (krait_causal_conv1d_args *)args;
+    a->B = a->D = a->L = a->W = 2;
+  } else if (!strcmp(op, "causal_conv1d_bwd")) {
+    GIVE(causal_conv1d_bwd, &a->x, &a->weight, &a->dout, &a->dx);
+    krait_causal_conv1d_bwd_args *a = (krait_causal_conv1d_bwd_args *)args;
+    a->B = a->D = a->L = a->W = 2;
+  } else if (!strcmp(op, "causal_conv1d_update")) {
+    GIVE(causal_conv1d_update, &a->x, &a->conv_state, &a->weight, &a->out);
+    krait_causal_conv1d_update_args *a = (krait_causal_conv1d_update_args *)args;
+    a->B = a->D = a->L = a->W = a->S = a->n_states = 2;
+  } else if (!strcmp(op, "causal_conv1d_varlen_states")) {
+    GIVE(causal_conv1d_varlen_states, &a->x, &a->cu_seqlens, &a->states);
+    krait_causal_conv1d_varlen_states_args *a = (krait_causal_conv1d_varlen_states_args *)args;
+    a->S = a->D = a->total = a->state_len = 2;
+    a->cu_seqlens.dtype = KRAIT_I32;
+  } else if (!strcmp(op, "selective_scan")) {
+    GIVE(selective_scan, &a->u, &a->delta, &a->A, &a->Bmat, &a->Cmat, &a->out);
+    krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+    a->B = a->D = a->L = a->N = a->G = 2;
+  } else if (!strcmp(op, "selective_scan_bwd")) {
+    GIVE(selective_scan_bwd, &a->u, &a->delta, &a->A, &a->Bmat, &a->Cmat, &a->dout, &a->du);
+    krait_selective_scan_bwd_args *a = (krait_selective_scan_bwd_args *)args;
+    a->B = a->D = a->L = a->N = 2, a->G = 1;
+  } else if (!strcmp(op, "state_update")) {
+    GIVE(state_update, &a->state, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
+    krait_state_update_args *a = (krait_state_update_args *)args;
+    a->B = a->H = a->P = a->N = a->n_states = a->G = 2;
+  } else if (!strcmp(op, "add_norm")) {
+    GIVE(add_norm, &a->x, &a->out);
+    ((krait_add_norm_args *)args)->R = ((krait_add_norm_args *)args)->M = 2;
+  } else if (!strcmp(op, "add_norm_bwd")) {
+    GIVE(add_norm_bwd, &a->v, &a->dout, &a->dx);
+    ((krait_add_norm_bwd_args *)args)->R = ((krait_add_norm_bwd_args *)args)->M = 2;
+  } else if (!strcmp(op, "gated_norm")) {
+    GIVE(gated_norm, &a->x, &a->weight, &a->out);
+    krait_gated_norm_args *a = (krait_gated_norm_args *)args;
+    a->R = a->M = a->group_size = 2;
+  } else {
+    GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
+    krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)args;
+    a->R = a->M = a->group_size = 2;
+  }
+}
+
+#define ARG KRAIT_ERR_ARGUMENT
+#define SHAPE KRAIT_ERR_SHAPE
+#define DTYPE KRAIT_ERR_DTYPE
+#define VIEW(type, field, required)                                                                            \
+  {#type, AT(type, field), required ? ABSENT : PRESENT, KRAIT_I64, required ? ARG : DTYPE, required ? #field " must be given" : #field " is int64, must be", 0}, \
+  {#type, AT(type, field), PRESENT, KRAIT_I64, DTYPE, #field " is int64, must be", 0}
+#define LEAST(type, field, least) {#type, AT(type, field), SIZE, (least) - 1, SHAPE, #field " is ", 0}
+#define MODE(type, field, types, f, text) {#type, AT(type, field), PRESENT, types, ARG, text, f}
+
+static const rule rules[] = {
+    LEAST(causal_conv1d, B, 0), LEAST(causal_conv1d, D, 0), LEAST(causal_conv1d, L, 0), LEAST(causal_conv1d, W, 1),
+    VIEW(causal_conv1d, x, 1), VIEW(causal_conv1d, weight, 1), VIEW(causal_conv1d, out, 1), VIEW(causal_conv1d, bias, 0),
+    VIEW(causal_conv1d, seq_idx, 0), VIEW(causal_conv1d, initial_states, 0), VIEW(causal_conv1d, final_states, 0),
+    {"causal_conv1d", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    {"causal_conv1d", AT(causal_conv1d, activation), ACTIVATION, 7, ARG, "activation is 7", 0},
+    {"causal_conv1d", AT(causal_conv1d, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
+    LEAST(causal_conv1d_bwd, B, 0), LEAST(causal_conv1d_bwd, W, 1), VIEW(causal_conv1d_bwd, x, 1), VIEW(causal_conv1d_bwd, weight, 1),
+    VIEW(causal_conv1d_bwd, dout, 0), VIEW(causal_conv1d_bwd, dx, 0), VIEW(causal_conv1d_bwd, dweight, 0), VIEW(causal_conv1d_bwd, dbias, 0),
+    VIEW(causal_conv1d_bwd, dfinal_states, 0), VIEW(causal_conv1d_bwd, dinitial_states, 0), {"causal_conv1d_bwd", 0, FLAGS, 2, ARG, "unknown flags", 0},
+    LEAST(causal_conv1d_update, B, 0), LEAST(causal_conv1d_update, D, 0), LEAST(causal_conv1d_update, L, 0), LEAST(causal_conv1d_update, W, 1),
+    LEAST(causal_conv1d_update, S, 1), LEAST(causal_conv1d_update, n_states, 2), VIEW(causal_conv1d_update, x, 1),
+    VIEW(causal_conv1d_update, conv_state, 1), VIEW(causal_conv1d_update, weight, 1), VIEW(causal_conv1d_update, bias, 0),
+    VIEW(causal_conv1d_update, cache_seqlens, 0), VIEW(causal_conv1d_update, conv_state_indices, 0), VIEW(causal_conv1d_update, out, 1),
+    {"causal_conv1d_update", AT(causal_conv1d_update, activation), ACTIVATION, -1, ARG, "activation is -1", 0},
+    LEAST(causal_conv1d_varlen_states, S, 0), LEAST(causal_conv1d_varlen_states, D, 0), LEAST(causal_conv1d_varlen_states, total, 0),
+    LEAST(causal_conv1d_varlen_states, state_len, 0), VIEW(causal_conv1d_varlen_states, x, 1), VIEW(causal_conv1d_varlen_states, cu_seqlens, 1),
+    VIEW(causal_conv1d_varlen_states, states, 1), {"causal_conv1d_varlen_states", AT(causal_conv1d_varlen_states, states), TYPE, KRAIT_BF16, DTYPE, "states is bfloat16 but x is float32", 0},
+    LEAST(selective_scan, B, 0), LEAST(selective_scan, D, 1), LEAST(selective_scan, L, 0), LEAST(selective_scan, N, 1), LEAST(selective_scan, G, 1),
+    {"selective_scan", AT(selective_scan, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
+    {"selective_scan", AT(selective_scan, D), SIZE, 3, SHAPE, "D 3 is not a multiple of G 2", 0},
+    {"selective_scan", AT(selective_scan, S), SIZE, 1, SHAPE, "S without cu_seqlens is 1", 0},
+    {"selective_scan", AT(selective_scan, cu_seqlens), PRESENT, KRAIT_I32, SHAPE, "B is 2, must be 1 with cu_seqlens", 0},
+    {"selective_scan", AT(selective_scan, G), SIZE, 3, SHAPE, "G is 3, must be at most 2", 0},
+    VIEW(selective_scan, u, 1), VIEW(selective_scan, delta, 1), VIEW(selective_scan, A, 1), VIEW(selective_scan, Bmat, 1), VIEW(selective_scan, Cmat, 1),
+    VIEW(selective_scan, out, 1), VIEW(selective_scan, Dvec, 0), VIEW(selective_scan, z, 0), VIEW(selective_scan, delta_bias, 0),
+    VIEW(selective_scan, initial_state, 0), VIEW(selective_scan, seq_idx, 0), VIEW(selective_scan, last_state, 0),
+    {"selective_scan", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},
+    {"selective_scan", 0, FLAGS, KRAIT_SCAN_BOTH | KRAIT_SCAN_REVERSE, ARG, "KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", 0},
+    {"selective_scan", 0, FLAGS, KRAIT_SCAN_BOTH, ARG, "A_reverse must be given", 0},
+    MODE(selective_scan, A_reverse, KRAIT_F32, 0, "A_reverse cannot be given without KRAIT_SCAN_BOTH"),
+    MODE(selective_scan, initial_state, KRAIT_F32, KRAIT_SCAN_BOTH, "initial_state cannot be given with KRAIT_SCAN_BOTH"),
+    {"selective_scan", AT(selective_scan, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but u is float32", 0},
+    {"selective_scan", AT(selective_scan, Dvec), PRESENT, KRAIT_F16, DTYPE, "Dvec is float16, must be float32", 0},
+    LEAST(selective_scan_bwd, D, 1), LEAST(selective_scan_bwd, N, 1), VIEW(selective_scan_bwd, u, 1), VIEW(selective_scan_bwd, A, 1),
+    VIEW(selective_scan_bwd, dout, 0), VIEW(selective_scan_bwd, dlast_state, 0), VIEW(selective_scan_bwd, du, 0), VIEW(selective_scan_bwd, ddelta, 0),
+    VIEW(selective_scan_bwd, dA, 0), VIEW(selective_scan_bwd, dB, 0), VIEW(selective_scan_bwd, dC, 0), VIEW(selective_scan_bwd, dDvec, 0),
+    VIEW(selective_scan_bwd, ddelta_bias, 0), VIEW(selective_scan_bwd, dinitial_state, 0),
+    MODE(selective_scan_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
+    MODE(selective_scan_bwd, dA_reverse, KRAIT_F32, 0, "dA_reverse cannot be given without KRAIT_SCAN_BOTH"),
+    LEAST(state_update, B, 0), LEAST(state_update, H, 1), LEAST(state_update, P, 1), LEAST(state_update, N, 1), LEAST(state_update, G, 1),
+    LEAST(state_update, n_states, 2), VIEW(state_update, state, 1), VIEW(state_update, x, 1), VIEW(state_update, dt, 1), VIEW(state_update, A, 1),
+    VIEW(state_update, Bmat, 1), VIEW(state_update, Cmat, 1), VIEW(state_update, out, 1), VIEW(state_update, Dvec, 0), VIEW(state_update, dt_bias, 0),
+    VIEW(state_update, z, 0), VIEW(state_update, state_batch_indices, 0), {"state_update", 0, FLAGS, 4, ARG, "unknown flags", 0},
+    {"state_update", AT(state_update, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
+    LEAST(add_norm, R, 0), LEAST(add_norm, M, 1), VIEW(add_norm, x, 1), VIEW(add_norm, out, 1), VIEW(add_norm, x1, 0), VIEW(add_norm, residual, 0),
+    VIEW(add_norm, rowscale, 0), VIEW(add_norm, weight, 0), VIEW(add_norm, bias, 0), VIEW(add_norm, weight1, 0), VIEW(add_norm, residual_out, 0),
+    MODE(add_norm, out1, KRAIT_F32, 0, "out1 cannot be given without weight1"), MODE(add_norm, bias1, KRAIT_F32, 0, "bias1 cannot be given without weight1"),
+    LEAST(add_norm_bwd, R, 0), LEAST(add_norm_bwd, M, 1), VIEW(add_norm_bwd, v, 1), VIEW(add_norm_bwd, dout, 0), VIEW(add_norm_bwd, dx, 0),
+    VIEW(add_norm_bwd, dweight, 0), VIEW(add_norm_bwd, dbias, 0), MODE(add_norm_bwd, dout1, KRAIT_F32, 0, "dout1 cannot be given without weight1"),
+    LEAST(gated_norm, R, 0), LEAST(gated_norm, M, 1), LEAST(gated_norm, group_size, 1), VIEW(gated_norm, x, 1), VIEW(gated_norm, out, 1),
+    VIEW(gated_norm, z, 0), VIEW(gated_norm, bias, 0), {"gated_norm", AT(gated_norm, M), SIZE, 3, SHAPE, "M 3 is not a multiple of group_size 2", 0},
+    VIEW(gated_norm_bwd, x, 1), VIEW(gated_norm_bwd, dout, 1), VIEW(gated_norm_bwd, dx, 0), VIEW(gated_norm_bwd, dweight, 0),
+    VIEW(gated_norm_bwd, dbias, 0), MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
+};
+
+static void spoil(unsigned char *args, const rule *r) {
+  krait_call *call = (krait_call *)args;
+  krait_view *view = (krait_view *)(args + r->offset);
+  call->flags = r->flags;
+  if (r->flags & KRAIT_SCAN_BOTH && !strcmp(r->op, "selective_scan")) ((krait_selective_scan_args *)args)->A_reverse = ((krait_selective_scan_args *)args)->A;
+  if (r->how == SIZE) memcpy(args + r->offset, &r->value, sizeof r->value);
+  if (r->how == TYPE) view->dtype = (int32_t)r->value;
+  if (r->how == ABSENT) view->data = NULL;
+  if (r->how == PRESENT) *view = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = (int32_t)r->value};
+  if (r->how == FLAGS) call->flags = (uint32_t)r->value;
+  if (r->how == ACTIVATION) memcpy(args + r->offset, &(int32_t){(int32_t)r->value}, sizeof(int32_t));
+}
+
+static void every_rule_names_what_broke_it(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+    const rule *r = &rules[i];
+    fill(r->op, args);
+    assert_int_equal(kr_op_find(r->op)->check(args), KRAIT_OK);
+    spoil(args, r);
+    int32_t status = kr_op_find(r->op)->check(args);
+    if (status != r->status) fail_msg("%s, rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status), krait_status_name(r->status));
+    if (status == KRAIT_OK) continue;
+    const char *detail = krait_error_detail();
+    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0) fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
+  }
+}
+
+static void strides_in_place(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  fill("causal_conv1d", args);
+  krait_causal_conv1d_args *a = (krait_causal_conv1d_args *)args;
+  a->out.data = a->x.data;
+  assert_int_equal(kr_op_causal_conv1d.check(a), KRAIT_OK);
+  a->out.stride[1] = 2;
+  assert_int_equal(kr_op_causal_conv1d.check(a), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "out is x in place but their strides differ"));
+}
+
+static void offsets_are_read_before_they_are_used(void **state) {
+  (void)state;
+  static const struct { int32_t offsets[3]; const char *says; } cases[] = {
+      {{1, 1, 2}, "begins with 1"}, {{0, 2, 1}, "decreases at 2"}, {{0, 1, 3}, "ends with 3, must end with 2"}, {{0, -1, 2}, "decreases at 1"}};
+  static unsigned char args[4096];
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    fill("causal_conv1d_varlen_states", args);
+    ((krait_causal_conv1d_varlen_states_args *)args)->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    assert_int_equal(kr_op_run(&kr_op_causal_conv1d_varlen_states, ctx, args), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), cases[i].says));
+    static float scratch[4096];
+    fill("selective_scan", args);
+    krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+    a->B = 1, a->S = 2;
+    a->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    a->call.scratch = scratch, a->call.scratch_bytes = sizeof scratch;
+    assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, a), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), cases[i].says));
+  }
+  krait_ctx_close(&ctx);
+}
+
+static void scratch_too_small(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  fill("selective_scan", args);
+  assert_int_equal(krait_selective_scan(ctx, (krait_selective_scan_args *)args), KRAIT_ERR_SCRATCH);
+  assert_non_null(strstr(krait_error_detail(), "0 bytes of scratch given"));
+  krait_ctx_close(&ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(strides_in_place),
+                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(scratch_too_small)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
