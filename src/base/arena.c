@@ -7,7 +7,7 @@
 
 #include "alloc.h"
 
-enum { FIRST_CHUNK_BYTES = 16384, MAX_CHUNK_BYTES = 1 << 20, ALIGN_BYTES = 16 };
+enum { FIRST_CHUNK_BYTES = 16384, MAX_CHUNK_BYTES = 1 << 20, RESERVE_BYTES = 1 << 18, ALIGN_BYTES = 16 };
 
 typedef struct chunk {
   struct chunk *next;
@@ -18,12 +18,22 @@ struct kr_arena {
   chunk *chunks;
   size_t next_bytes;
   int failed;
+  chunk *reserve; /* lets a caller that did not look yet reach the place where it does */
   _Alignas(16) unsigned char spare[KR_ARENA_SPARE_BYTES];
 };
 
+static size_t head_bytes(void) { return (sizeof(chunk) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
+
 kr_arena *kr_arena_open(void) {
   kr_arena *arena = kr_zalloc(sizeof *arena);
-  if (arena) arena->next_bytes = FIRST_CHUNK_BYTES;
+  chunk *reserve = arena ? kr_alloc(head_bytes() + RESERVE_BYTES) : NULL;
+  if (!reserve) {
+    kr_free(arena);
+    return NULL;
+  }
+  *reserve = (chunk){.cap = RESERVE_BYTES};
+  arena->reserve = reserve;
+  arena->next_bytes = FIRST_CHUNK_BYTES;
   return arena;
 }
 
@@ -34,13 +44,12 @@ void kr_arena_close(kr_arena **arena) {
     kr_free(c);
     c = next;
   }
+  kr_free((*arena)->reserve);
   kr_free(*arena);
   *arena = NULL;
 }
 
 int kr_arena_failed(const kr_arena *arena) { return arena->failed; }
-
-static size_t head_bytes(void) { return (sizeof(chunk) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 
 static chunk *add_chunk(kr_arena *arena, size_t bytes) {
   size_t cap = bytes > arena->next_bytes ? bytes : arena->next_bytes;
@@ -59,6 +68,9 @@ void *kr_arena_alloc(kr_arena *arena, size_t bytes) {
   if (!c || c->cap - c->used < rounded) c = add_chunk(arena, rounded);
   if (!c) {
     arena->failed = 1;
+    c = arena->reserve->cap - arena->reserve->used < rounded ? NULL : arena->reserve;
+  }
+  if (!c) {
     if (bytes > sizeof arena->spare) return NULL;
     return memset(arena->spare, 0, sizeof arena->spare);
   }
@@ -72,11 +84,13 @@ void *kr_arena_try(kr_arena *arena, size_t bytes) {
   return arena->failed ? NULL : block;
 }
 
+static int is_spare(const kr_arena *arena, const void *block) { return block == (const void *)arena->spare; }
+
 static char empty_text[1];
 
 char *kr_arena_copy(kr_arena *arena, const char *text, size_t length) {
   char *copy = kr_arena_alloc(arena, length + 1);
-  if (!copy || arena->failed) return empty_text;
+  if (!copy || is_spare(arena, copy)) return empty_text;
   if (length) memcpy(copy, text, length);
   return copy;
 }
@@ -87,7 +101,7 @@ char *kr_arena_vprint(kr_arena *arena, const char *format, va_list args) {
   int length = vsnprintf(NULL, 0, format, again);
   va_end(again);
   char *text = length < 0 ? NULL : kr_arena_alloc(arena, (size_t)length + 1);
-  if (!text || arena->failed) return empty_text;
+  if (!text || is_spare(arena, text)) return empty_text;
   vsnprintf(text, (size_t)length + 1, format, args);
   return text;
 }
@@ -101,10 +115,11 @@ char *kr_arena_print(kr_arena *arena, const char *format, ...) {
 }
 
 void *kr_list_push(kr_arena *arena, kr_list *list) {
+  if (!list->item_bytes) return memset(arena->spare, 0, sizeof arena->spare); /* a list inside of the spare block */
   if (list->n == list->cap) {
     size_t cap = list->cap ? list->cap * 2 : 8;
     void *grown = cap > SIZE_MAX / 2 / list->item_bytes ? NULL : kr_arena_alloc(arena, cap * list->item_bytes);
-    if (!grown || arena->failed) {
+    if (!grown || is_spare(arena, grown)) {
       arena->failed = 1;
       return memset(arena->spare, 0, sizeof arena->spare);
     }
@@ -121,7 +136,7 @@ static int reserve(kr_text *text, size_t more) {
   if (text->cap - text->length > more) return 1;
   size_t cap = (text->length + more + 1) * 2;
   char *grown = kr_arena_alloc(text->arena, cap);
-  if (!grown || text->arena->failed) return 0;
+  if (!grown || is_spare(text->arena, grown)) return 0;
   memcpy(grown, text->at, text->length + 1);
   text->at = grown;
   text->cap = cap;

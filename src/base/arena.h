@@ -1,5 +1,6 @@
 /* arena.h: many small blocks with one lifetime, for reports and tables. Running out of memory is remembered instead of
- * returned: small requests then share one spare block, so that callers may go on and ask kr_arena_failed once at the end. */
+ * returned: a reserve of 256 KiB, and after it one
+ * shared spare block, let callers go on to the next place where they ask kr_arena_failed. */
 #ifndef KR_ARENA_H
 #define KR_ARENA_H
 

@@ -50,8 +50,9 @@ static doc *new_report(void) {
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .sites = KR_LIST(const char *), .files = KR_LIST(doc_file),
              .packages = KR_LIST(doc_package), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
              .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *)}};
-  if (!d->arena) kr_free(d);
-  return d->arena ? d : NULL;
+  if (d->arena) return d;
+  kr_free(d);
+  return NULL;
 }
 
 static int32_t open_report(const char *tables, krait_report **report) {
@@ -72,19 +73,15 @@ void krait_report_close(krait_report **report) {
   *report = NULL;
 }
 
+static void read_all_pins(doc *d) {
+  for (uint32_t i = 0; i < d->options.n_paths; i++)
+    if (is_pins(d->options.paths[i])) doc_read_pins(d, d->options.paths[i]);
+}
+
 static void diagnose(doc *d) {
-  const krait_doctor_options *o = &d->options;
-  doc_find_missing(d);
-  doc_judge_all(d);
-  doc_diagnose_packages(d);
-  doc_diagnose_images(d);
-  doc_diagnose_symbols(d);
-  doc_diagnose_libraries(d);
-  doc_diagnose_driver(d);
-  for (uint32_t i = 0; i < o->n_paths; i++)
-    if (is_pins(o->paths[i])) doc_read_pins(d, o->paths[i]);
-  if (d->log.given) doc_diagnose_log(d);
-  doc_rank(d);
+  static void (*const steps[])(doc *) = {doc_find_missing, doc_judge_all, doc_diagnose_packages, doc_diagnose_images, doc_diagnose_symbols,
+                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_diagnose_log, doc_rank};
+  for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 
 int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report) {
@@ -102,8 +99,8 @@ int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **rep
   if (status == KRAIT_OK) {
     set_torch_option(d);
     read_inputs(d);
-    doc_collect_facts(d);
-    if (options->log) doc_read_log(d, options->log, options->log_bytes);
+    if (!kr_arena_failed(d->arena)) doc_collect_facts(d);
+    if (options->log && !kr_arena_failed(d->arena)) doc_read_log(d, options->log, options->log_bytes);
     diagnose(d);
     if (kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the report");
   }

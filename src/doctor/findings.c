@@ -127,7 +127,7 @@ static int is_repeated(const doc *d, const doc_finding *f) {
 
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys) {
   const kr_rule *rule = kr_tables_rule(d->tables, id);
-  if (!rule) return NULL;
+  if (!rule || kr_arena_failed(d->arena)) return NULL;
   if (!package || !*package) package = file ? file->package : "";
   const char *all[64] = {"file", file ? file->name : "", "ext", file ? file->name : "", "pkg", package};
   size_t n = 6;

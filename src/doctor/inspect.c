@@ -34,7 +34,7 @@ static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container 
   krait_image image = {.size = sizeof image};
   int32_t status;
   int has_ptx = 0, n_cubins = 0;
-  while ((status = krait_scan_next_image(scan, &image)) == 1) {
+  while ((status = krait_scan_next_image(scan, &image)) == 1 && !kr_arena_failed(d->arena)) {
     *(krait_image *)kr_list_push(d->arena, &c->images) = image;
     has_ptx |= image.kind == KRAIT_IMAGE_PTX;
     n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
@@ -55,7 +55,7 @@ static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container 
 static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
   krait_container container = {.size = sizeof container};
   int32_t status;
-  while ((status = krait_scan_next_container(scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT) {
+  while ((status = krait_scan_next_container(scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT && !kr_arena_failed(d->arena)) {
     doc_container *c = kr_list_push(d->arena, &file->containers);
     *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
                          .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *),
@@ -90,7 +90,7 @@ static void read_dynamic(doc *d, krait_scan *scan, doc_file *file) {
   enum { DT_NEEDED = 1, DT_SONAME = 14, DT_RPATH = 15, DT_RUNPATH = 29 };
   const kr_dynamic *dynamic = kr_scan_dynamic(scan);
   kr_elf *elf = kr_scan_elf(scan);
-  for (uint64_t i = 0; i < dynamic->n_entries && file->needed.n < 4096; i++) {
+  for (uint64_t i = 0; i < dynamic->n_entries && file->needed.n < 4096 && !kr_arena_failed(d->arena); i++) {
     uint64_t tag, value;
     if (kr_elf_dynamic_entry(elf, dynamic, i, &tag, &value) < 0) break;
     if (tag == DT_NEEDED) doc_add_text(d, &file->needed, dynamic_string(d, scan, value));
@@ -124,6 +124,7 @@ static doc_file *add_file(doc *d, const char *path) {
 
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   krait_scan *scan;
+  if (kr_arena_failed(d->arena)) return NULL;
   doc_file *file = add_file(d, path);
   file->bytes = source->size;
   char head[64] = "";

@@ -148,7 +148,7 @@ static void add_hit(doc *d, const kr_rule *rule, const char *line, const kr_list
 
 static void match_rules(doc *d, const char *text, int is_line) {
   size_t n = strlen(text);
-  for (size_t i = 0; i < d->tables->rules.n; i++) {
+  for (size_t i = 0; i < d->tables->rules.n && !kr_arena_failed(d->arena); i++) {
     const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
     for (size_t k = 0; k < rule->logs.n; k++) {
       kr_list keys = KR_LIST(const char *);

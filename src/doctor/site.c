@@ -20,6 +20,7 @@ enum { MAX_META_BYTES = 8 << 20, MAX_RECORD_BYTES = 64 << 20, MAX_DEPTH = 12, MA
 const char *doc_normalise(doc *d, const char *name, size_t n) {
   char *out = kr_arena_copy(d->arena, name, n);
   size_t k = 0;
+  if (kr_arena_failed(d->arena)) return out; /* one shared byte */
   for (size_t i = 0; i < n && name[i]; i++) {
     char c = (char)tolower((unsigned char)name[i]);
     if (c == '_' || c == '.') c = '-';
@@ -152,7 +153,7 @@ static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
 
 static void read_record(doc *d, const doc_package *p) {
   char *text = (char *)doc_read_text(d, kr_arena_print(d->arena, "%s/RECORD", p->dist_info), MAX_RECORD_BYTES);
-  for (char *line = text; line && *line;) {
+  for (char *line = text; line && *line && !kr_arena_failed(d->arena);) {
     char *end = strchr(line, '\n');
     const char *field[3];
     if (end) *end = '\0';
@@ -255,7 +256,7 @@ static void walk_libraries(doc *d, const char *folder, int depth) {
     if (depth == 0) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", folder));
     return;
   }
-  for (struct dirent *entry; (entry = readdir(dir));) {
+  for (struct dirent *entry; !kr_arena_failed(d->arena) && (entry = readdir(dir));) {
     struct stat info;
     if (entry->d_name[0] == '.') continue;
     const char *path = kr_arena_print(d->arena, "%s/%s", folder, entry->d_name);
@@ -420,7 +421,7 @@ void doc_read_wheel(doc *d, const char *path) {
   doc_package *p = add_package(d, metadata, wheel, "");
   p->site = path;
   doc_package package = *p;
-  for (int64_t i = 0; i < kr_zip_n(zip); i++) {
+  for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {
     kr_zip_member member;
     kr_source *source;
     if (kr_zip_member_at(zip, i, &member) < 0) {
@@ -433,10 +434,12 @@ void doc_read_wheel(doc *d, const char *path) {
       continue;
     }
     doc_file *file = doc_inspect_source(d, source, kr_arena_print(d->arena, "%s/%s", path, member.name));
-    file->in_wheel = 1;
-    file->package = package.name;
-    file->package_version = package.version;
-    check_member(d, record, member.name, file, &package);
+    if (file) {
+      file->in_wheel = 1;
+      file->package = package.name;
+      file->package_version = package.version;
+      check_member(d, record, member.name, file, &package);
+    }
     kr_zip_source_close(&source);
   }
   kr_zip_close(&zip);

@@ -64,7 +64,7 @@ void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan) {
   char name[MAX_NAME];
   uint64_t cursor = 0, n = 0;
   if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0) return;
-  while (n++ < DOC_MAX_SYMBOLS && krait_scan_next_symbol(scan, 0, &cursor, name, sizeof name) == 1) {
+  while (n++ < DOC_MAX_SYMBOLS && !kr_arena_failed(d->arena) && krait_scan_next_symbol(scan, 0, &cursor, name, sizeof name) == 1) {
     if (strncmp(name, "Py", 2) == 0 || strncmp(name, "_Py", 3) == 0) file->python_symbols = 1;
     if (!is_torch_name(name)) continue;
     if (is_torch_cxx(name)) {
