@@ -33,7 +33,7 @@ sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under
 	@tools/run-sanitizers
 
 bench: build ## time the scan, its gradient and the convolution beside what this machine can do
-	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op; done
+	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op || exit 1; done
 
 aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools are absent)
 	@tools/run-aarch64
