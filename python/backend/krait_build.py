@@ -1,5 +1,5 @@
 """The wheel's build backend (PEP 517), standard library only: compiles libkrait with meson from this tree (or takes the
-file that KRAIT_LIBRARY names) and packs it with the public headers and the Python files. One wheel per machine type and C
+file that KRAIT_LIBRARY names as it is) and packs it with the public headers and the Python files. One wheel per machine type and C
 library floor: nothing in it depends on the version of Python or of torch."""
 
 import os
@@ -16,6 +16,7 @@ sys.path.insert(0, _HERE)
 from krait import __version__  # noqa: E402
 from krait._dropin import write_archive  # noqa: E402
 
+_IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
 _INFO = "krait-%s.dist-info" % __version__
 
 
@@ -41,7 +42,8 @@ def _build_library(folder):
     if given:
         return given
     build = os.path.join(folder, "build")
-    _run("meson", "setup", build, _ROOT, "-Dtests=false")
+    floor = ["-Dc_args=-include" + os.path.join(_HERE, "backend", "glibc_floor.h")] if _IS_GLIBC else []
+    _run("meson", "setup", build, _ROOT, "-Dtests=false", *floor)
     _run("meson", "compile", "-C", build, "krait:shared_library")
     path = os.path.join(folder, "libkrait.so")
     _run("strip", "--strip-unneeded", "-o", path, os.path.join(build, "src", "libkrait.so"))
@@ -50,7 +52,7 @@ def _build_library(folder):
 
 def _platform_tag(library):
     """manylinux_2_N of the newest C library symbol that the library asks for."""
-    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+    if not _IS_GLIBC:
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
     minors = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?:\.\d+)?(?=\0)", b"\0" + library)]
     return "manylinux_2_%d_%s" % (max(minors + [17]), platform.machine())
