@@ -127,7 +127,8 @@ def test_autocast(device, dtype):
     with torch.autocast(kind, dtype=dtype):
         out = mamba_inner_fn(**{**t, "xz": t["xz"].to(dtype)})
     assert out.dtype == dtype
-    refs.close(out, want, (5e-2, 1e-1))
+    error = (out.detach().cpu().double() - want.detach()).norm() / want.detach().norm()
+    assert float(error) < (3e-2 if dtype is torch.bfloat16 else 5e-3)
     out.float().square().sum().backward()
     for name, tensor in t.items():
         assert tensor is None or (tensor.grad is not None and tensor.grad.dtype == tensor.dtype), name
