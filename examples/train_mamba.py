@@ -1,4 +1,4 @@
-"""Ten lines of training with mamba_ssm's own import: remember the first token of a sequence until its end."""
+"""Ten lines of training with mamba_ssm's own import: say at every place of a sequence which token came before."""
 import torch
 from mamba_ssm import Mamba
 
@@ -7,9 +7,9 @@ embed, mamba, head = torch.nn.Embedding(4, 32), Mamba(d_model=32), torch.nn.Line
 optimiser = torch.optim.Adam([*embed.parameters(), *mamba.parameters(), *head.parameters()], lr=1e-2)
 for step in range(60):
     tokens = torch.randint(0, 4, (16, 24))
-    logits = head(mamba(embed(tokens)))[:, -1]
-    loss = torch.nn.functional.cross_entropy(logits, tokens[:, 0])
+    logits = head(mamba(embed(tokens)))[:, 1:]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-1].flatten())
     optimiser.zero_grad(), loss.backward(), optimiser.step()
     if step % 20 == 19:
-        print("step %2d  loss %.3f" % (step + 1, loss))
-assert loss < 1.0, "chance is 1.386"
+        print("step %2d  loss %.3f" % (step + 1, loss.item()))
+assert loss.item() < 0.7, "chance is 1.386"

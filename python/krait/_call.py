@@ -175,6 +175,16 @@ def _generate(fields, args_bytes):
     return text, names
 
 
+def _fail(at, status):
+    """Raises the error of a failing call; where no row of a GPU takes it, the user may have allowed the CPU."""
+    try:
+        _load.fail(status)
+    except _load.KraitUnsupported as error:
+        if at.__class__ is CudaPlace and os.environ.get("KRAIT_FALLBACK") == "cpu":
+            raise NeedsRoundTrip(str(error)) from None
+        raise
+
+
 def _make_call(name):
     """call(at, packed args). More scratch than the place lends is asked for when the operator says so."""
     ffi = _load.ffi()
@@ -199,7 +209,7 @@ def _make_call(name):
         if status == too_little:
             status = with_scratch(at, args)
         if status < 0:
-            _load.fail(status)
+            _fail(at, status)
 
     return call
 

@@ -1,6 +1,7 @@
 """What differs between PyTorch releases, in one place: autocast queries, compilation, custom operators."""
 
 import functools
+import threading
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -31,6 +32,25 @@ else:
         if device_type == "cpu":
             return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
         return None
+
+
+_tracing = threading.local()  # .on: the backward formula of a compiled operator is being traced
+
+
+def _traced(backward):
+    """Inside the formula every operator must be called as one: its tensors have no memory."""
+    def run(ctx, *grads):
+        _tracing.on = True
+        try:
+            return backward(ctx, *grads)
+        finally:
+            _tracing.on = False
+    return run
+
+
+def zeros_like(t):
+    """A gradient of zeros without memory of its own."""
+    return t.new_zeros(()).expand(t.shape)
 
 
 def _with_placeholders(function):
@@ -67,12 +87,12 @@ def custom_op(name, fake, mutates=(), written=(), setup=None, backward=None):
             registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
             registered.register_fake(_with_placeholders(fake))
             if backward:
-                registered.register_autograd(backward, setup_context=setup)
+                registered.register_autograd(_traced(backward), setup_context=setup)
             operator = getattr(torch.ops.krait, name)
 
         @functools.wraps(function)
         def dispatch(*args):
-            if is_compiling():
+            if is_compiling() or (operator is not None and getattr(_tracing, "on", False)):
                 return operator(*args)
             try:
                 return function(*args)

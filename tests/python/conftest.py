@@ -36,3 +36,13 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """A GPU that has no row for a call says so by KraitUnsupported: a skip that quotes it, not a failure."""
+    outcome = yield
+    from krait._load import KraitUnsupported
+    device = getattr(getattr(item, "callspec", None), "params", {}).get("device")
+    if device == "cuda" and outcome.excinfo is not None and issubclass(outcome.excinfo[0], KraitUnsupported):
+        outcome.force_exception(pytest.skip.Exception("no GPU row: %s" % outcome.excinfo[1]))

@@ -43,6 +43,7 @@ def train(model, steps, device):
 def test_follows_the_reference_loop(device):
     from mamba_ssm import Mamba
     steps = 20
+    torch.backends.cudnn.allow_tf32 = False  # the comparison is one of float32
     torch.manual_seed(3)
     plain = load_twin().build("primeknet_mamba", CONFIG).to(device)
     ours = load_twin(Mamba).build("primeknet_mamba", CONFIG).to(device)

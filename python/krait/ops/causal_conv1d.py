@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._call import Operator, falls_back, place, view_with
-from .._torch import custom_op, differentiable, is_compiling
+from .._torch import custom_op, differentiable, is_compiling, zeros_like
 
 _FORWARD = Operator("causal_conv1d")
 _BACKWARD = Operator("causal_conv1d_bwd")
@@ -87,6 +87,7 @@ def _setup(ctx, inputs, output):
 
 def _gradients(ctx, dout, dfinal=None):
     x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
+    dout = zeros_like(x) if dout is None else dout
     dx, dweight, dbias, dinitial = _backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, ctx.silu, ctx.reverse)
     return (dx, dweight, None if bias is None else dbias, None, None if initial_states is None else dinitial, None, None, None)
 

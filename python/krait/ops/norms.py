@@ -80,7 +80,11 @@ def _is_tracked(*tensors):
 
 
 def _rows(t, width):
-    return None if t is None else t.reshape(-1, width)
+    return t if t is None or t.dim() == 2 else t.reshape(-1, width)
+
+
+def _shaped(t, shape):
+    return t if len(shape) == 2 else t.reshape(shape)
 
 
 def _drop(x, p, rowscale):
@@ -92,14 +96,15 @@ def _drop(x, p, rowscale):
 
 
 def _check_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale):
-    shape, width = x.shape, x.shape[-1]
-    for name, t in (("residual", residual), ("x1", x1)):
-        assert t is None or t.shape == shape, "%s must have x's shape %s, got %s" % (name, tuple(shape), tuple(t.shape))
-    for name, t in (("weight", weight), ("bias", bias), ("weight1", weight1), ("bias1", bias1)):
-        assert t is None or t.shape == (width,), "%s must be (%d), got %s" % (name, width, tuple(t.shape))
+    shape = x.shape
+    row = shape[-1:]
+    assert residual is None or residual.shape == shape, "residual must have x's shape %s" % (tuple(shape),)
+    assert x1 is None or x1.shape == shape, "x1 must have x's shape %s" % (tuple(shape),)
+    assert ((weight is None or weight.shape == row) and (bias is None or bias.shape == row)
+            and (weight1 is None or weight1.shape == row) and (bias1 is None or bias1.shape == row)), \
+        "weight, bias, weight1 and bias1 must be (%d)" % row[0]
     assert bias1 is None or weight1 is not None, "bias1 needs weight1"
-    assert x1 is None or rowscale is None, "rowscale is not supported with parallel LayerNorm"
-    assert rowscale is None or rowscale.numel() * width == x.numel(), "rowscale must have one value per row"
+    assert rowscale is None or (x1 is None and rowscale.shape == shape[:-1]), "rowscale must have one value per row, and excludes x1"
 
 
 def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
@@ -118,11 +123,11 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     adds = prenorm or any([t is not None for t in (residual, rows1, rowscale)])
     run = _apply_add_norm if _is_tracked(*tensors) else _add_norm
     out, out1, total = run(*tensors, rowscale, float(eps), is_rms_norm, residual_in_fp32, adds)
-    results = [out.reshape(shape)]
+    results = [_shaped(out, shape)]
     if weight1 is not None:
-        results.append(out1.reshape(shape))
+        results.append(_shaped(out1, shape))
     if prenorm:
-        results.append(total.reshape(shape))
+        results.append(_shaped(total, shape))
     if return_dropout_mask:
         results += [None if m is None else m.reshape(shape) for m in (mask, mask1)]
     return results[0] if len(results) == 1 else tuple(results)
@@ -198,4 +203,4 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
     assert weight.shape == (width,) and (bias is None or bias.shape == (width,)), "weight and bias must be (%d)" % width
     args = (_rows(x, width), _rows(z, width), weight, bias, float(eps), group_size, is_rms_norm, norm_before_gate)
     out = _apply_gated(*args) if _is_tracked(x, z, weight, bias) else _gated(*args)
-    return out.reshape(shape)
+    return _shaped(out, shape)

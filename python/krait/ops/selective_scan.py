@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._call import Operator, falls_back, place, view_with
-from .._torch import custom_op, differentiable, is_compiling
+from .._torch import custom_op, differentiable, is_compiling, zeros_like
 
 _FORWARD = Operator("selective_scan")
 _BACKWARD = Operator("selective_scan_bwd")
@@ -80,6 +80,7 @@ def _setup(ctx, inputs, output):
 
 def _gradients(ctx, dout, dlast=None):
     tensors = ctx.saved_tensors
+    dout = zeros_like(tensors[0]) if dout is None else dout
     grads = _backward(*tensors, dout, dlast, ctx.softplus, ctx.reverse)
     return (*[None if t is None else g for t, g in zip(tensors, grads)], None, None, None, None, None)
 
