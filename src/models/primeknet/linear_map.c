@@ -111,6 +111,10 @@ static int64_t spread(int64_t i, int64_t group, int64_t padded_group) { return i
 
 kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t group_N, int gate) {
   const kr_layers *layers = builder->layers;
+  if (builder->status < 0) {
+    kr_free(map.w);
+    return (kr_panels){0};
+  }
   if (!group_K) group_K = map.K;
   int64_t padded_K = map.K == group_K ? map.K : map.K / group_K * kr_padded(layers, group_K), unit_K = padded_K / (map.K / group_K);
   int64_t unit_N = gate ? group_N : kr_padded(layers, group_N), padded_N = map.N / group_N * unit_N;
