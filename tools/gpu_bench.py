@@ -3,9 +3,11 @@
 the GPU against the aims of the design and the peers' times, and checks each against PyTorch on a small shape first.
 Needs PyTorch with CUDA. Times are medians of triton.testing.do_bench, as the peers' were."""
 import argparse, ctypes as ct, json, pathlib, sys
-import torch, triton
 
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 4, torch.complex64: 6}
+if "--no-torch" not in sys.argv:
+    import torch, triton
+
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int32": 4, "complex64": 6}
 
 
 class View(ct.Structure):
@@ -51,7 +53,7 @@ class Op:
         a.call.size, a.call.flags = ct.sizeof(a), flags
         for key, value in fields.items():
             if isinstance(value, torch.Tensor):
-                view = View(value.data_ptr(), (ct.c_int64 * 4)(*value.stride(), *([0] * (4 - value.dim()))), DTYPES[value.dtype], 0)
+                view = View(value.data_ptr(), (ct.c_int64 * 4)(*value.stride(), *([0] * (4 - value.dim()))), DTYPES[str(value.dtype)[6:]], 0)
                 setattr(a, key, view)
             elif value is not None:
                 setattr(a, key, value)
@@ -159,7 +161,7 @@ def timed(rows, name, aim, peer, fn, n_bytes=0):
     print(f"  {name:58s} {ms:8.4f} ms  aim {aim or 0:7.4f} {'met ' if aim and ms <= aim else 'OVER' if aim else '    '}  peer {peer or 0:8.4f}  x{(peer or 0) / ms:5.2f}  {n_bytes / ms * 1e-6:6.0f} GB/s", flush=True)
 
 
-SCANS = [(8, 4096, 2048, 16, torch.bfloat16, .39, 1.5), (8, 4096, 2048, 16, torch.float32, .55, 1.8), (1, 1536, 65536, 16, torch.bfloat16, .5, 2.0), (402, 128, 100, 16, torch.float32, .06, .2),
+SCANS = "no-torch" in " ".join(sys.argv) or [(8, 4096, 2048, 16, torch.bfloat16, .39, 1.5), (8, 4096, 2048, 16, torch.float32, .55, 1.8), (1, 1536, 65536, 16, torch.bfloat16, .5, 2.0), (402, 128, 100, 16, torch.float32, .06, .2),
          (1, 1152, 3137, 16, torch.float16, .05, .18), (1, 128, 1048576, 16, torch.bfloat16, 1.0, 3.0), (8, 4096, 2048, 64, torch.bfloat16, 1.5, 6.0), (1, 4096, 512, 16, torch.bfloat16, None, None)]
 
 
@@ -214,7 +216,7 @@ def check_conv(ctx, backward):
         print(f"  {'ok    ' if all(e <= limit for e in errors.values()) else 'WRONG '}conv B{B} D{D} L{L} {str(dtype)[6:]} {'last' if last else 'first'}: " + " ".join(f"{k} {e:.1e}" for k, e in errors.items()))
 
 
-CONVS = [(8, 4096, 2048, torch.bfloat16, 0, .070, .110), (8, 4096, 2048, torch.bfloat16, 1, .072, None), (8, 4096, 2048, torch.float32, 0, None, None), (402, 128, 100, torch.float32, 0, .015, .04),
+CONVS = "no-torch" in " ".join(sys.argv) or [(8, 4096, 2048, torch.bfloat16, 0, .070, .110), (8, 4096, 2048, torch.bfloat16, 1, .072, None), (8, 4096, 2048, torch.float32, 0, None, None), (402, 128, 100, torch.float32, 0, .015, .04),
          (402, 128, 100, torch.float32, 1, None, None), (1, 1536, 65536, torch.bfloat16, 0, None, None), (1, 1536, 65536, torch.bfloat16, 1, None, None)]
 
 
@@ -230,7 +232,8 @@ def bench_conv(ctx, rows, peers, backward):
             timed(rows, name + " bwd" + tail, aim_bwd, peer("bwd"), conv_bwd_call(ctx, x, w, b, torch.randn_like(x), out, torch.empty_like(w), torch.empty_like(b)), 3 * size)
 
 
-def update_call(ctx, B, D, N, dtype=torch.bfloat16):
+def update_call(ctx, B, D, N):
+    dtype = torch.bfloat16
     x, dt, z, out = (torch.randn(B, 1, D, device="cuda", dtype=dtype) for _ in range(4))
     state, A = torch.randn(B, 1, D, N, device="cuda"), -torch.rand(1, D, N, device="cuda")
     Bm, Cm = (torch.randn(B, 1, N, device="cuda", dtype=dtype) for _ in range(2))
@@ -329,11 +332,14 @@ def main():
     p.add_argument("--peers")
     p.add_argument("--sweep")
     p.add_argument("--json")
+    p.add_argument("--no-torch", action="store_true", help="with --selftest only: for sanitizers")
     p.add_argument("--selftest", type=int, help="random calls per op through the library's checker")
     o = p.parse_args()
     lib = ct.CDLL(str(pathlib.Path(o.library).resolve()))
     lib.krait_error_detail.restype = ct.c_char_p
     peers = json.loads(pathlib.Path(o.peers).read_text()) if o.peers else {}
+    if o.no_torch:
+        return selftest(o.selftest)
     backward, only, results = not o.forward_only, o.only.split(","), {}
     a, b = torch.empty(2 << 30, dtype=torch.uint8, device="cuda"), torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
     ms = median_ms(lambda: b.copy_(a))

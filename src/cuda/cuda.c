@@ -133,8 +133,9 @@ static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel
   KR_CHECK(text, KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", kernel->module, tier_name);
   KR_TRY(load_module(cuda, text, kernel, &module));
   KR_CU_TRY(cuda->driver, ModuleGetFunction(function, module, kernel->name), kernel->name);
-  int allowed = (int)cuda->info.shared_bytes;
-  if (allowed > STATIC_SHARED_BYTES) cuda->driver->FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed);
+  int fixed = 0, allowed = (int)cuda->info.shared_bytes;
+  KR_CU_TRY(cuda->driver, FuncGetAttribute(&fixed, KR_CU_SHARED_BYTES_STATIC, *function), kernel->name);
+  if (allowed > STATIC_SHARED_BYTES) KR_CU_TRY(cuda->driver, FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed - fixed), kernel->name);
   return KRAIT_OK;
 }
 

@@ -37,6 +37,7 @@ enum {
   KR_CU_NO_DEVICE = 100,
   KR_CU_JIT_ERROR_LOG_BUFFER = 5,
   KR_CU_JIT_ERROR_LOG_BYTES = 6,
+  KR_CU_SHARED_BYTES_STATIC = 1, /* function attribute */
   KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
   KR_CU_ATTR_MULTIPROCESSORS = 16,
   KR_CU_ATTR_L2_BYTES = 38,

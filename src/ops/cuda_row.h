@@ -25,6 +25,13 @@
 
 static inline uint64_t kr_scratch_round(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
 
+static inline kr_divisor kr_divisor_of(int64_t by) {
+  kr_divisor d = {(uint32_t)by, 0, 0};
+  while (d.shift < 31 && (1u << d.shift) < d.by) d.shift++;
+  d.multiplier = (uint32_t)(((1ull << 32) * ((1ull << d.shift) - d.by)) / (d.by ? d.by : 1) + 1);
+  return d;
+}
+
 /* A view (batch, row, time) of n steps for a kernel, walked backwards if asked. */
 static inline kr_rows kr_rows_of(const krait_view *v, int reverse, int64_t n) {
   kr_rows r = {v->data, v->stride[0], v->stride[1], v->stride[2], v->dtype, 0};

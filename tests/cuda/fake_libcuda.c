@@ -62,6 +62,7 @@ FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : 
 FAKE(cuCtxSynchronize, (void), (void)0)
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values), *module = (void *)(uintptr_t)image, held++)
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), UNUSED(name), *function = module)
+FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
      UNUSED(function), UNUSED(gx), UNUSED(gy), UNUSED(gz), UNUSED(bx), UNUSED(by), UNUSED(bz), UNUSED(shared), UNUSED(stream), UNUSED(parameters), UNUSED(extra))

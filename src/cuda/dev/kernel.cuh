@@ -28,6 +28,8 @@ KR_DEV void kr_sync(void) { __syncthreads(); }
 KR_DEV void kr_sync_warp(void) { __nvvm_bar_warp_sync(0xffffffffu); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0xffffffffu, v, mask, 31); }
 
+KR_DEV uint32_t kr_mul_high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+
 KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_log2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

@@ -5,6 +5,8 @@
 #include "kernel.cuh"
 #include "rows.h"
 
+KR_DEV uint32_t kr_divide(uint32_t n, kr_divisor d) { return (kr_mul_high(n, d.multiplier) + n) >> d.shift; }
+
 KR_DEV int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Elements t, t+1, ... of a row as stored: 8 of 16 bits or 4 of 32; zeros from `left` on. */

@@ -6,10 +6,17 @@
  * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
 #include "conv.cuh"
 
+/* One branch for all of them. */
+KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
+  if (!p.silu) return;
+#pragma unroll
+  for (int k = 0; k < E; k++) y[k] = kr_silu(y[k]);
+}
+
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
-    const int64_t n_packs = (p.L + E - 1) / E, i = (int64_t)kr_block_x() * KR_CONV_THREADS + kr_thread();
-  if (i >= p.B * p.D * n_packs) return;
-  const int64_t row = i / n_packs, b = row / p.D, d = row % p.D, t = (i % n_packs) * E;
+    const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row), b32 = kr_divide(row, p.rows);
+  if (b32 >= p.B) return;
+  const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * E;
   const int64_t at = b * p.x.b + d * p.x.row + t * p.x.t;
   float now[8], before[4], w[4], y[8];
   read_pack(p.x, KR_DTYPE, at, p.L - t, now);
@@ -21,16 +28,17 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) 
     float sum = bias;
 #pragma unroll
     for (int j = 0; j < 4; j++) sum = kr_fma(w[j], k - 3 + j >= 0 ? now[k - 3 + j < 0 ? 0 : k - 3 + j] : before[k + j + 1 > 3 ? 3 : k + j + 1], sum);
-    y[k] = p.silu ? kr_silu(sum) : sum;
+    y[k] = sum;
   }
+  activate(p, y);
   write_pack(p.out, KR_DTYPE, b * p.out.b + d * p.out.row + t * p.out.t, min64(E, p.L - t), y);
 }
 
 /* Here a pack runs along channels: x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_last(const kr_conv_plan p) {
-    const int64_t packs = p.D / E, runs = (p.L + KR_CONV_RUN - 1) / KR_CONV_RUN, i = (int64_t)kr_block_x() * KR_CONV_THREADS + kr_thread();
-  if (i >= p.B * runs * packs) return;
-  const int64_t d = i % packs * E, t0 = i / packs % runs * KR_CONV_RUN, b = i / packs / runs;
+    const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b32 = kr_divide(run, p.runs);
+  if (b32 >= p.B) return;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * E, t0 = (int64_t)(run - b32 * p.runs.by) * KR_CONV_RUN, b = b32;
   kr_rows in = p.x, out = p.out;
   in.packs = out.packs = 1, in.t = out.t = 1;
   float w[8][4], bias[8], window[4][8];
@@ -59,8 +67,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_last(const kr_conv_plan p) 
       float sum = bias[k];
 #pragma unroll
       for (int j = 0; j < 4; j++) sum = kr_fma(w[k][j], window[j][k], sum);
-      y[k] = p.silu ? kr_silu(sum) : sum;
+      y[k] = sum;
     }
+    activate(p, y);
     write_pack(out, KR_DTYPE, b * p.out.b + d + t * p.out.t, E, y);
   }
 }

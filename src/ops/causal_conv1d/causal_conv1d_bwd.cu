@@ -7,9 +7,9 @@
  * The pre-activation is recomputed: three reads and a write of the tensor in all. */
 #include "conv.cuh"
 
-KR_DEV float slope(const kr_conv_plan &p, float pre) {
-  if (!p.silu) return 1.0f;
-  float s = kr_sigmoid(pre);
+/* silu'(pre). */
+KR_DEV float slope(float pre) {
+  const float s = kr_sigmoid(pre);
   return s * kr_fma(pre, 1.0f - s, 1.0f);
 }
 
@@ -31,14 +31,15 @@ KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t sl
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan p) {
   KR_SHARED float shared[32];
-    const int64_t n_packs = (p.L + E - 1) / E, d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
+    const int64_t n_packs = p.packs_per_row.by, d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
   float w[4], dw[4] = {0, 0, 0, 0}, db = 0;
   load_taps(p, d, w);
   const float bias = load_bias(p, d);
   for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < p.B * n_packs; i += (int64_t)p.n_parts * KR_CONV_THREADS) {
-    const int64_t b = i / n_packs, t = (i - b * n_packs) * E, left = p.L - t;
+    const uint32_t b32 = kr_divide((uint32_t)i, p.packs_per_row);
+    const int64_t b = b32, t = (int64_t)((uint32_t)i - b32 * p.packs_per_row.by) * E, left = p.L - t;
     const int64_t at = b * p.x.b + d * p.x.row + t * p.x.t, g_at = b * p.dout.b + d * p.dout.row + t * p.dout.t;
-    float x[16], before[4], now[8], g[12], next[8];
+    float x[16], before[4], now[8], g[12], slopes[12], next[8];
     read_pack(p.x, KR_DTYPE, at, left, now);
     read_before(p, b, d, t, before);
     read_pack(p.x, KR_DTYPE, at + E * p.x.t, left - E < 3 ? left - E : p.x.packs ? left - E : 3, next);
@@ -55,7 +56,12 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan
       float pre = bias;
 #pragma unroll
       for (int j = 0; j < 4; j++) pre = kr_fma(w[j], x[k + j], pre);
-      g[k] = (k < E ? now[k < 8 ? k : 0] : next[k - E]) * slope(p, pre);
+      slopes[k] = pre;
+      g[k] = k < E ? now[k < 8 ? k : 0] : next[k - E];
+    }
+    if (p.silu) {
+#pragma unroll
+      for (int k = 0; k < E + 3; k++) g[k] *= slope(slopes[k]);
     }
     float dx[8];
 #pragma unroll
@@ -90,7 +96,7 @@ KR_DEV float gradient_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t)
     int64_t from = t - (p.W - 1) + w;
     if (!p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t))) pre = kr_fma(weight_at(p, d, w), input_at(p, b, d, from), pre);
   }
-  return dout * slope(p, pre);
+  return dout * slope(pre);
 }
 
 KR_DEV int same_sequence(const kr_conv_plan &p, int64_t b, int64_t from, int64_t t) {

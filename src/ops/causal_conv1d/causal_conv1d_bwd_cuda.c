@@ -32,7 +32,9 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.n_parts = parts_of(ctx, a);
   p.part = a->call.scratch;
   const int same = a->dout.dtype == a->x.dtype && (!p.dx.data || a->dx.dtype == a->x.dtype);
-  const int by_rows = p.W <= KR_CONV_TAPS && !p.seq_idx && same;
+  const int64_t per_pack = a->x.dtype == KRAIT_F32 ? 4 : 8;
+  p.packs_per_row = kr_divisor_of((p.L + per_pack - 1) / per_pack);
+  const int by_rows = p.W <= KR_CONV_TAPS && !p.seq_idx && same && p.B * p.packs_per_row.by < 1ll << 31;
   const kr_grid grid = {.x = (uint32_t)(p.D * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1), 128), .block = 128, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(by_rows ? rows_kernel : any_kernel)[p.x.dtype], &grid, &p, sizeof p));

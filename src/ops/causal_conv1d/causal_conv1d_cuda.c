@@ -28,15 +28,19 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, tier, &final_kernel[p.x.dtype], &few, &p, sizeof p));
   }
-  if (a->out.data == a->x.data || p.W > KR_CONV_TAPS || p.seq_idx) {
+  if (a->out.data == a->x.data || p.W > KR_CONV_TAPS || p.seq_idx || p.B * p.D * (p.L / per_pack + 1) >= 1ll << 31) {
     grid.x = (uint32_t)(p.B * p.D), grid.block = KR_CONV_WALK;
     return kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
   if (channels_innermost(&p)) {
-    grid.x = blocks_of(p.B * ((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN) * (p.D / per_pack), KR_CONV_THREADS);
+    p.packs_per_row = kr_divisor_of(p.D / per_pack);
+    p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
+    grid.x = blocks_of(p.B * p.runs.by * p.packs_per_row.by, KR_CONV_THREADS);
     return kr_cuda_launch(ctx->cuda, tier, &last_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
-  grid.x = blocks_of(p.B * p.D * ((p.L + per_pack - 1) / per_pack), KR_CONV_THREADS);
+  p.packs_per_row = kr_divisor_of((p.L + per_pack - 1) / per_pack);
+  p.rows = kr_divisor_of(p.D);
+  grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_THREADS);
   return kr_cuda_launch(ctx->cuda, tier, &rows_kernel[p.x.dtype], &grid, &p, sizeof p);
 }
 

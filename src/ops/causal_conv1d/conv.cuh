@@ -13,6 +13,12 @@ KR_DEV int32_t sequence_at(const kr_conv_plan &p, int64_t b, int64_t t) { return
 
 /* Four taps, the last at the step itself; zeros in front when there are fewer. */
 KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
+  if (p.taps_packed) {
+    const kr_float4 q = *(const kr_float4 *)((const float *)p.weight + d * 4);
+#pragma unroll
+    for (int j = 0; j < 4; j++) w[j] = q.v[j];
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
 }

@@ -119,6 +119,7 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
       }
       advance4(S, STATE, PACKED, s_bc + k * rows + n0, rows, p.N_padded, A, dt, du, x, y, w.lane, resets >> k);
       if (!STATE) reduce_rest(y, p.T);
+      if (!STATE) kr_sync_warp(); /* the group has read du before y takes its place */
       if (!STATE && w.lane < 2) *(kr_float4 *)(s_du + (w.group + NG * w.lane) * WIDTH + k) = y;
     }
     kr_sync();
@@ -140,7 +141,7 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_plan p) { scan_chunk(p, 4, 0, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_plan p) { scan_chunk(p, 4, 1, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s1(const kr_scan_plan p) { scan_chunk(p, 1, 1, 0); }

@@ -242,6 +242,7 @@ KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &
     reduce_rest(s2, p.T);
     reduce_rest(y, p.T);
   }
+  kr_sync_warp(); /* the group has read du and g before s1 and s2 take their place */
   if (w.lane < 2) {
     const int at = (w.group + w.n_groups * w.lane) * WIDTH + k;
     *(kr_float4 *)(m.du + at) = s1;

@@ -38,7 +38,8 @@ static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREAD
 
 static void cut(kr_scan_plan *p, int n_multiprocessors) {
   const int may_chunk = !p->seq_idx;
-  p->S = p->N <= 4 && !p->seq_idx ? 1 : 4;
+  /* One state per lane also where channels are too few for a block of four states per lane. */
+  p->S = !p->seq_idx && (p->N <= 4 || (p->N <= 32 && p->D_group <= 16)) ? 1 : 4;
   p->T_shift = 2;
   while (p->S << p->T_shift < p->N) p->T_shift++;
   p->T = 1 << p->T_shift;

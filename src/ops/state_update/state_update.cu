@@ -1,10 +1,11 @@
 /* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c
  * has the equation). Bound by reading and writing the state once. */
-#include "kernel.cuh"
+#include "pack.cuh"
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
-  int32_t lanes, packs; /* threads per channel, a power of two up to 32; packs: four states at a time */
+  kr_divisor P, H, heads_per_group;
+  int32_t lanes, lanes_shift, packs; /* threads per channel, a power of two up to 32; packs: four states at a time */
 } kr_update_plan;
 
 KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return i * v.stride[0] + j * v.stride[1] + k * v.stride[2]; }
@@ -23,11 +24,12 @@ KR_DEV void load4(const krait_view &v, int64_t offset, float (&x)[4]) {
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update(const kr_update_plan p) {
   const krait_state_update_args &a = p.a;
-  int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / p.lanes;
+  uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row32, b32;
   const int lane = kr_thread() & (p.lanes - 1);
-  const int exists = i < a.B * a.H * a.P;
-  if (!exists) i = 0;
-  const int64_t c = i % a.P, h = i / a.P % a.H, b = i / a.P / a.H, g = h / (a.H / a.G);
+  row32 = kr_divide(i, p.P), b32 = kr_divide(row32, p.H);
+  const int exists = b32 < a.B;
+  if (!exists) i = row32 = b32 = 0;
+  const int64_t c = i - row32 * p.P.by, h = row32 - b32 * p.H.by, b = b32, g = kr_divide((uint32_t)h, p.heads_per_group);
   const int64_t row = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]] : b;
   float dt = get(a.dt, at3(a.dt, b, h, c)), x = get(a.x, at3(a.x, b, h, c)), y = 0.0f;
   if (a.dt_bias.data) dt += get(a.dt_bias, h * a.dt_bias.stride[0] + c * a.dt_bias.stride[1]);

@@ -5,7 +5,8 @@
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
-  int32_t lanes, packs;
+  kr_divisor P, H, heads_per_group;
+  int32_t lanes, lanes_shift, packs;
 } kr_update_plan;
 
 static const kr_kernel kernel = {"state_update", "kr_state_update"};
@@ -24,7 +25,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
   p.packs = p.a.N % 4 == 0 && aligned(&p.a.state) && aligned_A(&p.a.A);
   const int64_t units = p.packs ? p.a.N / 4 : p.a.N;
-  while (p.lanes < 32 && p.lanes < units) p.lanes *= 2;
+  while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
+  p.P = kr_divisor_of(p.a.P), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
   const int64_t threads = p.a.B * p.a.H * p.a.P * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128), .block = 128, .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &kernel, &grid, &p, sizeof p);
@@ -34,7 +36,7 @@ const char *kr_state_update_cuda_refuse(const krait_ctx *ctx, const void *args) 
   const krait_state_update_args *a = args;
   (void)ctx;
   if (a->dt.dtype == KRAIT_F64 || a->Bmat.dtype == KRAIT_F64 || a->Cmat.dtype == KRAIT_F64) return "float64 inputs";
-  if (a->B * a->H * a->P >= 1ll << 33) return "more than 2^33 channels";
+  if (a->B * a->H * a->P >= (1ll << 31) - 128) return "2^31 channels or more";
   return NULL;
 }
 

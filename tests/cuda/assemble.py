@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""assemble.py PTX_DIR [--write docs/GPUS.md]: assembles every PTX text for every architecture that its tier is for, with each
+ptxas that is found (PATH, PTXAS, PTXAS_12), and fails on an error or on spills in a hot kernel. Exit status 77 (skipped)
+without any ptxas."""
+import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys, tempfile
+
+FLOOR = {"base": 50, "ampere": 80, "hopper": 90}
+ARCHS = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121]
+HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_last|conv_bwd_rows|state_update)")
+KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
+SPILL = re.compile(r"(\d+) bytes spill stores")
+
+
+def assemblers():
+    paths = [os.environ.get("PTXAS"), os.environ.get("PTXAS_12"), shutil.which("ptxas")]
+    found = {}
+    for path in filter(None, paths):
+        text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+        found.setdefault(re.search(r"release (\S+),", text).group(1), path)
+    return found
+
+
+def takes(path, arch):
+    """Whether this ptxas knows the architecture."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as f:
+        f.write(f".version 6.0\n.target sm_50\n.address_size 64\n")
+        f.flush()
+        return subprocess.run([path, f"-arch=sm_{arch}", f.name, "-o", "/dev/null"], capture_output=True).returncode == 0
+
+
+def assemble(job):
+    path, ptx, arch = job
+    run = subprocess.run([path, f"-arch=sm_{arch}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
+    spills, kernel = {}, None
+    for line in run.stderr.splitlines():
+        kernel = m.group(1) if (m := KERNEL.search(line)) else kernel
+        if kernel and (m := SPILL.search(line)) and int(m.group(1)):
+            spills[kernel] = int(m.group(1))
+    return ptx, arch, run.returncode, spills, run.stderr.strip()[-300:]
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("ptx_dir")
+    p.add_argument("--write")
+    p.add_argument("--some", action="store_true", help="the convolution and the state update in bfloat16, for three architectures: quick")
+    o = p.parse_args()
+    found = assemblers()
+    if not found:
+        print("no ptxas here: skipped")
+        return 77
+    texts = sorted(pathlib.Path(o.ptx_dir).glob("*.ptx"))
+    if not texts:
+        print("no PTX in this build: skipped")
+        return 77
+    problems, table = [], {}
+    for release, path in found.items():
+        known = [a for a in ARCHS if takes(path, a)]
+        if o.some:
+            known = [a for a in known if a in (75, 90, 120)]
+        jobs = [(path, t, a) for t in texts for a in known if a >= FLOOR[t.name.split(".")[1]] and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for ptx, arch, status, spills, said in pool.map(assemble, jobs):
+                tier = ptx.name.split(".")[1]
+                row = table.setdefault((arch, tier), dict(modules=0, releases=set(), spills={}))
+                row["modules"] += 1
+                row["releases"].add(release)
+                for kernel, n in spills.items():
+                    row["spills"][f"{ptx.name.split('.')[0]}:{kernel}"] = n
+                    if HOT.search(kernel) and arch >= 70:
+                        problems.append(f"{ptx.name} for sm_{arch} by ptxas {release}: {kernel} spills {n} bytes")
+                if status:
+                    problems.append(f"{ptx.name} for sm_{arch} by ptxas {release}: {said}")
+    for ptx in texts:
+        head = ptx.read_text()[:400]
+        if ".base." in ptx.name and (".target sm_50" not in head or ".version 6.0" not in head):
+            problems.append(f"{ptx.name} is not for sm_50 with PTX 6.0")
+    lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every embedded PTX text through ptxas for every",
+             "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.", "",
+             "| architecture | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|"]
+    for (arch, tier), row in sorted(table.items()):
+        spills = ", ".join(f"{k} {n}" for k, n in sorted(row["spills"].items())) or "none"
+        lines.append(f"| sm_{arch} | {tier} | {row['modules']} | {', '.join(sorted(row['releases']))} | {spills} |")
+    if o.write:
+        pathlib.Path(o.write).write_text("\n".join(lines) + "\n")
+    print(f"{sum(r['modules'] for r in table.values())} assemblies over {len({a for a, _ in table})} architectures, {len(problems)} problems")
+    print("\n".join(problems))
+    return 1 if problems else 0
+
+
+sys.exit(main())
