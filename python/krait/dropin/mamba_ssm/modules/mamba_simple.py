@@ -21,7 +21,7 @@ def _init_dt_proj(proj, dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floo
         nn.init.uniform_(proj.weight, -std, std)
     else:
         raise NotImplementedError("dt_init must be 'constant' or 'random', not %r" % (dt_init,))
-    dt = torch.exp(torch.rand(proj.bias.shape, dtype=proj.bias.dtype, device=proj.bias.device)
+    dt = torch.exp(torch.rand(proj.bias.shape, dtype=torch.float32, device=proj.bias.device)
                    * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=dt_init_floor)
     with torch.no_grad():
         proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
