@@ -1,7 +1,9 @@
 /* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds. */
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <krait/model.h>
 
@@ -52,6 +54,24 @@ static void print_program(const json_t *info) {
                                             json_string_value(json_object_get(row, "name")));
     printf("\n");
   }
+}
+
+/* Each embedded PTX text as FOLDER/MODULE.TIER.ptx. Returns the exit status. */
+static int dump_ptx(const char *folder) {
+  const char *module, *tier, *text;
+  char path[4096];
+  int n = 0;
+  for (; krait_embedded_ptx(n, &module, &tier, &text) == KRAIT_OK; n++) {
+    const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
+    FILE *file = length < (int)sizeof path ? fopen(path, "w") : NULL;
+    int failed = !file || fputs(text, file) < 0;
+    if (file && fclose(file) != 0) failed = 1;
+    if (!failed) continue;
+    fprintf(stderr, "krait info: %s: %s\n", path, length < (int)sizeof path ? strerror(errno) : "the name is too long");
+    return 1;
+  }
+  printf("%d texts of device code written to %s\n", n, folder);
+  return fflush(stdout) != 0;
 }
 
 /* ---- a file ----------------------------------------------------------------------------------------------------- */
@@ -111,13 +131,17 @@ static int show(const json_t *info, int as_json, void (*print)(const json_t *)) 
 
 int cmd_info(int argc, char **argv) {
   int as_json = 0, first;
-  const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON")};
+  const char *ptx_folder = NULL;
+  const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON"),
+                               KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier")};
   const kr_verb verb = {"info", "[FILE]",
                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
                         "parameter count of a weights file (safetensors or PyTorch).",
                         options, KR_N(options), 0, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
+  if (ptx_folder && first < argc) return kr_usage_error(verb.name, "--dump-ptx takes no FILE");
+  if (ptx_folder) return dump_ptx(ptx_folder);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return kr_report(verb.name, status);

@@ -112,7 +112,8 @@ static int32_t run_on_host(walk *w, const kr_row *row) {
 }
 
 static int32_t run_with_scratch(walk *w, const kr_row *row) {
-  return row->needs & KRAIT_CAP_CPU ? run_on_host(w, row) : kr_case_run_on_device(w->ctx, w->c, row);
+  if (row->needs & KRAIT_CAP_CPU) return run_on_host(w, row);
+  return (w->options->run_device ? w->options->run_device : kr_case_run_on_device)(w->ctx, w->c, row);
 }
 
 static void keep_expected(kr_case *c) {
@@ -168,7 +169,7 @@ int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_option
   walk w = {ctx, op, options, result, c, 0};
   int32_t status = KRAIT_OK;
   int64_t n = options->n_cases > 0 ? options->n_cases : op->n_cases;
-  for (w.index = 0; w.index < n && status >= 0; w.index++) status = check_case(&w);
+  for (w.index = options->first_case; w.index < options->first_case + n && status >= 0; w.index++) status = check_case(&w);
   kr_free(c);
   return status;
 }

@@ -57,9 +57,11 @@ void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol)
 typedef struct kr_check_options {
   uint64_t seed;
   int64_t n_cases;       /* 0: the op's own number */
+  int64_t first_case;    /* cases are first_case, first_case + 1, ... */
   const char *row;       /* NULL: all */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
+  int32_t (*run_device)(const krait_ctx *ctx, kr_case *c, const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */
 } kr_check_options;
 
 typedef struct kr_check_result {

@@ -1,5 +1,5 @@
-/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing, and it fails
- * as it is told. What start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the
+/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing (or run in
+ * the emulator: KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the
  * n-th later call fails through fake_cuda_fail_at. fake_cuda_held counts what was taken and not given back. */
 #include <stdint.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OUT_OF_MEMORY = 2 };
+enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
 
 static long calls, fail_at;
 static int fail_with, held;
@@ -56,16 +56,24 @@ FAKE(cuDeviceGet, (int *device, int ordinal), *device = ordinal)
 FAKE(cuDeviceGetName, (char *name, int bytes, int device), UNUSED(device), snprintf(name, (size_t)bytes, "Fake GPU"))
 FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)1 << 30)
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
-     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? 49152 : 8)
+     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? (int)setting("shared=", 49152) : attribute == 16 ? (int)setting("multiprocessors=", 8) : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values), *module = (void *)(uintptr_t)image, held++)
-FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), UNUSED(name), *function = module)
+#ifdef KR_EMULATE
+#include "emulator.h"
+static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { kr_emulated_launch(function, grid, block, shared, args); }
+#else
+static void *find(void *module, const char *name) { return UNUSED(name), module; }
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args); }
+#endif
+FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), if (!(*function = find(module, name))) return NOT_FOUND)
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
-     UNUSED(function), UNUSED(gx), UNUSED(gy), UNUSED(gz), UNUSED(bx), UNUSED(by), UNUSED(bz), UNUSED(shared), UNUSED(stream), UNUSED(parameters), UNUSED(extra))
+     UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra), run(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
 FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream), memcpy((void *)(uintptr_t)to, from, bytes))
 FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memcpy(to, (void *)(uintptr_t)from, bytes))

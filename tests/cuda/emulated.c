@@ -1,0 +1,249 @@
+/* emulated.c: the base tier's kernels on the host, through the real context, launch code and plans, against the reference:
+ * under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between the elements of a
+ * tensor are poisoned, so that a stray read is found too. Then the harness itself: planted faults must be found, and so
+ * must barriers taken out of the real kernels. Usage: emulated LIBRARY OP, or emulated LIBRARY planted. */
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "case.h"
+#include "cuda.h"
+#include "emulator/emulator.h"
+#include "emulator/planted.h"
+#include "op_list.h"
+#include "status.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(start, bytes) ((void)(start), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(start, bytes) ((void)(start), (void)(bytes))
+#endif
+
+static const char *const order_names[] = {"forwards", "backwards", "random"};
+
+/* ---- a row on host memory that is poisoned where nothing belongs to it --------------------------------------------- */
+
+static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
+  const krait_view *view = (const krait_view *)(c->args + t->view_offset);
+  const size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
+  if ((unsigned char *)view->data < t->storage || (unsigned char *)view->data >= t->storage + bytes) return; /* another tensor's storage: in place */
+  unsigned char *owned = calloc(bytes, 1);
+  assert_non_null(owned);
+  for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
+    memset(owned + ((unsigned char *)view->data - t->storage) + (size_t)kr_tensor_offset(t, view, i) * element, 1, element);
+  for (size_t i = 0, end; i < bytes; i = end) {
+    for (end = i; end < bytes && owned[end] == owned[i]; end++) continue;
+    if (!owned[i]) ASAN_POISON_MEMORY_REGION(t->storage + i, end - i);
+  }
+  free(owned);
+}
+
+static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
+  krait_call *call = (krait_call *)c->args;
+  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
+  call->scratch = call->scratch_bytes ? aligned_alloc(256, (call->scratch_bytes + 255) & ~(uint64_t)255) : NULL;
+  if (call->scratch) memset(call->scratch, 0xfb, call->scratch_bytes);
+  for (int i = 0; i < c->n_tensors; i++) poison_gaps(c, &c->tensors[i]);
+  int32_t status = row->run(ctx, call);
+  for (int i = 0; i < c->n_tensors; i++) {
+    const kr_case_tensor *t = &c->tensors[i];
+    ASAN_UNPOISON_MEMORY_REGION(t->storage, (size_t)t->n_storage * krait_dtype_bytes(((const krait_view *)(c->args + t->view_offset))->dtype));
+  }
+  free(call->scratch);
+  call->scratch = NULL;
+  return status;
+}
+
+/* ---- real ops ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t seed;
+static int64_t percent = 100;
+
+static krait_ctx *open_ctx(void) {
+  krait_ctx *ctx = NULL;
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .caps_mask = KRAIT_CAP_CUDA_BASE, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+static int has_base_row(const kr_op *op) {
+  for (int32_t i = 0; i < op->n_rows; i++)
+    if (strcmp(op->rows[i].name, "cuda_base") == 0) return 1;
+  return 0;
+}
+
+static void print_line(void *user, const char *line) { (void)user, print_error("  %s\n", line); }
+
+static double now_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Random calls until the given seconds have passed, at least 6 that the row takes, at most n_cases. */
+static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
+  kr_check_result all = {0};
+  const double start = now_s();
+  kr_emulated_order(order);
+  for (int64_t k = 0; k < n_cases && (all.n_runs < 6 || now_s() - start < seconds); k++) {
+    kr_check_options options = {.seed = seed + (uint64_t)order, .first_case = k, .n_cases = 1, .row = row, .report = report, .run_device = run_in_place};
+    kr_check_result one;
+    assert_int_equal(kr_check_op(ctx, op, &options, &one), KRAIT_OK);
+    all.n_cases++, all.n_runs += one.n_runs, all.n_refused += one.n_refused, all.n_failures += one.n_failures;
+    if (one.worst > all.worst) all.worst = one.worst;
+  }
+  return all;
+}
+
+static void agrees_with_the_reference(void **state) {
+  const kr_op *op = *state;
+  int64_t n_failures = 0, n_runs = 0;
+  if (!kr_cuda_built_tiers() || !has_base_row(op)) skip();
+  krait_ctx *ctx = open_ctx();
+  for (int order = 0; order < KR_N_ORDERS; order++) {
+    const double start = now_s();
+    kr_check_result r = check_op(ctx, op, "cuda_base", order, 2.5 * (double)percent / 100, op->n_cases, print_line);
+    print_message("  %-24s threads %-9s %5lld cases: %5lld run, %4lld refused, worst %.2f of the bound, %.1f s\n", op->name, order_names[order], (long long)r.n_cases, (long long)r.n_runs, (long long)r.n_refused, r.worst, now_s() - start);
+    n_failures += r.n_failures, n_runs += r.n_runs;
+  }
+  krait_ctx_close(&ctx);
+  assert_int_equal(n_failures, 0);
+  assert_true(n_runs > 0);
+}
+
+/* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the first
+ * four at least one must be missed. */
+static void a_barrier_taken_out_is_missed(void **state) {
+  const kr_op *op = *state;
+  int64_t n_caught = 0, n_before = kr_emulated_skipped();
+  if (!kr_cuda_built_tiers() || !has_base_row(op)) skip();
+  krait_ctx *ctx = open_ctx();
+  for (int64_t barrier = 0; barrier < 4; barrier++)
+    for (int order = 0; order < 2; order++) {
+      kr_emulated_skip_barrier(barrier);
+      n_caught += check_op(ctx, op, "cuda_base", order, 0.4, 30, NULL).n_failures;
+    }
+  kr_emulated_skip_barrier(-1);
+  krait_ctx_close(&ctx);
+  print_message("  %-24s barriers walked through %lld times, wrong results %lld\n", op->name, (long long)(kr_emulated_skipped() - n_before), (long long)n_caught);
+  assert_true(n_caught > 0 || kr_emulated_skipped() == n_before);
+}
+
+/* ---- planted faults ------------------------------------------------------------------------------------------------ */
+
+typedef struct planted_args {
+  krait_call call;
+  int64_t n;
+  krait_view x, out;
+} planted_args;
+
+static const char planted_image[] = "planted";
+static const char *planted_name;
+
+static int32_t make_planted(kr_case *c, int64_t index) {
+  planted_args *a = (planted_args *)c->args;
+  (void)index;
+  a->n = kr_case_int(c, 2, 120);
+  kr_case_view(c, &a->x, "x", KR_IN, KRAIT_F32, KR_SHAPE(a->n));
+  kr_case_view(c, &a->out, "out", KR_OUT, KRAIT_F32, KR_SHAPE(a->n));
+  a->x.stride[0] = a->out.stride[0] = 1; /* the storage has room for at least this */
+  kr_case_fill_normal(c, &a->x, 0, 1);
+  return KRAIT_OK;
+}
+
+static int32_t planted_contract(const void *args) { return (void)args, KRAIT_OK; }
+
+static int32_t planted_reference(const krait_ctx *ctx, const void *args) {
+  const planted_args *a = args;
+  (void)ctx;
+  for (int64_t i = 0; i < a->n; i++) ((float *)a->out.data)[i] = ((const float *)a->x.data)[a->n - 1 - i];
+  return KRAIT_OK;
+}
+
+static int32_t planted_run(const krait_ctx *ctx, const void *args) {
+  const planted_args *a = args;
+  const kr_planted_plan plan = {a->x.data, a->out.data, (int32_t)a->n};
+  void *kernel = kr_emulated_find(planted_image, planted_name);
+  (void)ctx;
+  KR_CHECK(kernel, KRAIT_ERR_DRIVER, "no kernel %s", planted_name);
+  kr_emulated_launch(kernel, (const unsigned[]){1, 1, 1}, 128, (unsigned)a->n * 4, &plan);
+  return KRAIT_OK;
+}
+
+static const kr_row planted_rows[] = {{"cuda_base", 0, NULL, planted_run, NULL}, {"ref", KRAIT_CAP_CPU, NULL, planted_reference, NULL}};
+static const kr_op planted_op = {"planted", sizeof(planted_args), KR_ROWS(planted_rows), planted_contract, NULL, make_planted, 20};
+
+/* In a child: its exit status (1: a wrong result), and what it said. */
+static int run_planted(const char *name, char *said, size_t said_bytes) {
+  int ends[2], status = 0;
+  size_t used = 0;
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    krait_ctx *ctx = NULL;
+    const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+    dup2(ends[1], 2);
+    planted_name = name;
+    if (krait_ctx_open(&options, &ctx) < 0) _exit(2);
+    int64_t n = 0;
+    for (int order = 0; order < KR_N_ORDERS; order++) n += check_op(ctx, &planted_op, "cuda_base", order, 60, 20, NULL).n_failures;
+    _exit(n > 0);
+  }
+  close(ends[1]);
+  for (ssize_t n; used + 1 < said_bytes && (n = read(ends[0], said + used, said_bytes - 1 - used)) > 0;) used += (size_t)n;
+  said[used] = 0;
+  close(ends[0]);
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void planted_faults_are_found(void **state) {
+  static const struct { const char *name, *says; int needs_sanitizer; } faults[] = {
+    {"kr_planted_missing_barrier", "", 0}, {"kr_planted_lucky_order", "", 0}, {"kr_planted_barrier_for_half", "wait at a block barrier", 0},
+    {"kr_planted_read_past_input", "use-after-poison", 1}, {"kr_planted_write_past_shared", "out of bounds", 1},
+    {"kr_planted_write_past_dynamic", "heap-buffer-overflow", 1}, {"kr_planted_misaligned", "misaligned address", 1}};
+  static char said[1 << 16];
+#if defined(__SANITIZE_ADDRESS__)
+  const int sanitized = 1;
+#else
+  const int sanitized = 0;
+#endif
+  (void)state;
+  kr_emulated_name(planted_image, "planted");
+  assert_int_equal(run_planted("kr_planted_right", said, sizeof said), 0);
+  assert_string_equal(said, "");
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    if (faults[i].needs_sanitizer && !sanitized) continue;
+    const int status = run_planted(faults[i].name, said, sizeof said);
+    print_message("  %-32s exit status %d%s%s\n", faults[i].name, status, faults[i].says[0] ? ", says: " : ", wrong results", faults[i].says);
+    if (status == 0) fail_msg("%s went unnoticed", faults[i].name);
+    if (!strstr(said, faults[i].says)) fail_msg("%s: expected '%s' in: %.400s", faults[i].name, faults[i].says, said);
+  }
+}
+
+int main(int argc, char **argv) {
+  if (argc < 3) return 2;
+  const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
+  size_t bytes;
+  seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+  if (scale) percent = strtoll(scale, NULL, 10);
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  setenv("KR_FAKE_CUDA", "capability=50,shared=98304,multiprocessors=16", 1);
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
+    if (strcmp(tier, "base") == 0) kr_emulated_name(text, module);
+  print_message("seed %llu\n", (unsigned long long)seed);
+  const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found)};
+  if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);
+  void *op = (void *)kr_op_find(argv[2]);
+  if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;
+  if (!kr_cuda_built_tiers() || !has_base_row(op)) return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"), 77;
+  const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

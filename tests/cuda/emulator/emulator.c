@@ -1,0 +1,238 @@
+/* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time; within it a warp runs until all its
+ * threads wait or are done. Threads that wait at different things for ever end the program with a sentence.
+ * AddressSanitizer is told about every switch, so that it watches the coroutines' stacks too. */
+#define _GNU_SOURCE
+#include "emulator.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#define HAVE_ASAN 1
+#else
+#define HAVE_ASAN 0
+#endif
+
+enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
+enum { DONE, READY, AT_BARRIER, AT_WARP };
+
+typedef struct fiber {
+  ucontext_t context;
+  void *stack_pointer; /* where hand-written switching is used, else context */
+  unsigned char *stack;
+  void *fake_stack;
+  int state;
+  int64_t n_barriers;
+  unsigned n_shuffles;
+  float deposit[2]; /* of the even and the odd shuffles */
+} fiber;
+
+kr_emulated_place kr_emulated_now;
+
+static fiber fibers[MAX_THREADS], scheduler;
+static fiber *running;
+static const void *scheduler_bottom;
+static size_t scheduler_bytes;
+static kr_emulated_kernel *kernels, *launched;
+static const void *launched_args;
+static int order, warp_order[MAX_WARPS], lane_order[WARP];
+static int64_t skipped_barrier = -1, n_skipped, n_launches;
+static uint32_t random_state = 1;
+static struct { const void *image; const char *module; } images[512];
+static int n_images;
+
+extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared[] __attribute__((weak));
+
+void kr_emulated_add(kr_emulated_kernel *kernel) { kernel->next = kernels, kernels = kernel; }
+void kr_emulated_order(int o) { order = o; }
+void kr_emulated_skip_barrier(int64_t n) { skipped_barrier = n; }
+int64_t kr_emulated_launches(void) { return n_launches; }
+int64_t kr_emulated_skipped(void) { return n_skipped; }
+
+void kr_emulated_name(const void *image, const char *module) {
+  if (n_images < (int)(sizeof images / sizeof *images)) images[n_images].image = image, images[n_images++].module = module;
+}
+
+void *kr_emulated_find(const void *image, const char *name) {
+  for (int i = 0; i < n_images; i++)
+    for (kr_emulated_kernel *k = kernels; k && images[i].image == image; k = k->next)
+      if (strcmp(k->module, images[i].module) == 0 && strcmp(k->name, name) == 0) return k;
+  return NULL;
+}
+
+/* ---- switching ---------------------------------------------------------------------------------------------------- */
+
+#ifdef __x86_64__
+void kr_emulated_jump(void **save, void *to);
+__asm__(".text\n.globl kr_emulated_jump\n.hidden kr_emulated_jump\n.type kr_emulated_jump,@function\nkr_emulated_jump:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size kr_emulated_jump,.-kr_emulated_jump\n");
+
+static void jump(fiber *from, fiber *to) { kr_emulated_jump(&from->stack_pointer, to->stack_pointer); }
+
+static void prepare(fiber *f, void (*entry)(void)) {
+  void **top = (void **)(f->stack + STACK_BYTES) - 8;
+  memset(top, 0, 8 * sizeof *top);
+  top[6] = (void *)(uintptr_t)entry; /* where the first switch returns to, below six saved registers */
+  f->stack_pointer = top;
+}
+#else
+static void jump(fiber *from, fiber *to) { swapcontext(&from->context, &to->context); }
+
+static void prepare(fiber *f, void (*entry)(void)) {
+  getcontext(&f->context);
+  f->context.uc_stack.ss_sp = f->stack;
+  f->context.uc_stack.ss_size = STACK_BYTES;
+  makecontext(&f->context, entry, 0);
+}
+#endif
+
+static void switch_fibers(fiber *from, fiber *to, const void *bottom, size_t bytes) {
+#if HAVE_ASAN
+  __sanitizer_start_switch_fiber(&from->fake_stack, bottom, bytes);
+  jump(from, to);
+  const void *old;
+  size_t old_bytes;
+  __sanitizer_finish_switch_fiber(from->fake_stack, &old, &old_bytes);
+  if (from != &scheduler) scheduler_bottom = old, scheduler_bytes = old_bytes;
+#else
+  (void)bottom, (void)bytes;
+  jump(from, to);
+#endif
+}
+
+static void wait_for(int what) {
+  running->state = what;
+  switch_fibers(running, &scheduler, scheduler_bottom, scheduler_bytes);
+}
+
+static void enter_fiber(void) {
+#if HAVE_ASAN
+  __sanitizer_finish_switch_fiber(NULL, &scheduler_bottom, &scheduler_bytes);
+#endif
+  for (;;) { /* the same coroutine serves thread i of every block */
+    launched->call(launched_args);
+    wait_for(DONE);
+  }
+}
+
+static void resume(int thread) {
+  fiber *f = &fibers[thread];
+  if (!f->stack) {
+    void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) fprintf(stderr, "emulator: no memory for stacks\n"), abort();
+    f->stack = stack;
+    prepare(f, enter_fiber);
+  }
+  running = f;
+  kr_emulated_now.thread = thread;
+  switch_fibers(&scheduler, f, f->stack, STACK_BYTES);
+}
+
+/* ---- what kernels call -------------------------------------------------------------------------------------------- */
+
+void kr_emulated_sync(void) {
+  if (running->n_barriers++ == skipped_barrier) n_skipped++;
+  else wait_for(AT_BARRIER);
+}
+
+void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
+
+float kr_emulated_shuffle_xor(float v, int mask) {
+  const unsigned which = running->n_shuffles++ & 1; /* two places: a fast lane may be one shuffle ahead of a slow one */
+  const int other = kr_emulated_now.thread ^ mask;
+  running->deposit[which] = v;
+  wait_for(AT_WARP);
+  if (other >= kr_emulated_now.block_threads || mask >= WARP || fibers[other].n_shuffles < running->n_shuffles) return NAN; /* gone before this one */
+  return fibers[other].deposit[which];
+}
+
+/* ---- a block ------------------------------------------------------------------------------------------------------ */
+
+static int threads_of(int warp) {
+  const int left = kr_emulated_now.block_threads - warp * WARP;
+  return left < WARP ? left : WARP;
+}
+
+static int count(int first, int n, int state) {
+  int found = 0;
+  for (int i = first; i < first + n; i++) found += fibers[i].state == state;
+  return found;
+}
+
+static void release(int first, int n, int state) {
+  for (int i = first; i < first + n; i++)
+    if (fibers[i].state == state) fibers[i].state = READY;
+}
+
+/* Until every thread of the warp is done or at the block's barrier, or waits for threads that will not come. */
+static void run_warp(int warp) {
+  const int first = warp * WARP, n = threads_of(warp);
+  for (;;) {
+    for (int k = 0; k < WARP; k++)
+      if (lane_order[k] < n && fibers[first + lane_order[k]].state == READY) resume(first + lane_order[k]);
+    const int at_warp = count(first, n, AT_WARP);
+    if (!at_warp || at_warp + count(first, n, DONE) != n) return;
+    release(first, n, AT_WARP);
+  }
+}
+
+static void fail_stuck(int n) {
+  fprintf(stderr, "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d are done\n", launched->module, launched->name, n, count(0, n, AT_BARRIER),
+          count(0, n, AT_WARP), count(0, n, DONE));
+  abort();
+}
+
+__attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
+  for (volatile unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++) *p = 0xff;
+}
+
+static uint32_t random_below(uint32_t n) {
+  random_state ^= random_state << 13, random_state ^= random_state >> 17, random_state ^= random_state << 5;
+  return random_state % n;
+}
+
+static void choose_order(int *at, int n) {
+  for (int i = 0; i < n; i++) at[i] = order == KR_ORDER_BACKWARDS ? n - 1 - i : i;
+  for (int i = n - 1; i > 0 && order == KR_ORDER_RANDOM; i--) {
+    int j = (int)random_below((uint32_t)i + 1), swap = at[i];
+    at[i] = at[j], at[j] = swap;
+  }
+}
+
+static void run_block(unsigned shared_bytes) {
+  const int n = kr_emulated_now.block_threads, n_warps = (n + WARP - 1) / WARP;
+  kr_emulated_now.dynamic_shared = malloc(shared_bytes);
+  if (shared_bytes) memset(kr_emulated_now.dynamic_shared, 0xff, shared_bytes);
+  spoil_static_shared();
+  choose_order(warp_order, n_warps);
+  choose_order(lane_order, WARP);
+  for (int i = 0; i < n; i++) fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0;
+  for (;;) {
+    for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
+    const int done = count(0, n, DONE), waiting = count(0, n, AT_BARRIER);
+    if (done == n) break;
+    if (done + waiting != n) fail_stuck(n);
+    release(0, n, AT_BARRIER);
+  }
+  free(kr_emulated_now.dynamic_shared);
+}
+
+void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
+  const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2], first = order == KR_ORDER_RANDOM ? (int64_t)random_below((uint32_t)n_blocks) : 0;
+  launched = kernel, launched_args = args;
+  n_launches++;
+  if (block > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", block), abort();
+  for (int64_t k = 0; k < n_blocks; k++) {
+    const int64_t i = order == KR_ORDER_BACKWARDS ? n_blocks - 1 - k : (first + k) % n_blocks;
+    kr_emulated_now = (kr_emulated_place){.block_threads = (int)block, .grid_x = (int)grid[0],
+      .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
+    run_block(shared_bytes);
+  }
+}

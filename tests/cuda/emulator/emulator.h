@@ -1,0 +1,84 @@
+/* emulator.h: the device vocabulary of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that switch at
+ * barriers and shuffles, blocks run one after another. Device sources include it as C++ (KR_EMULATE), the tests as C.
+ * Shared memory and shuffled values of threads that are not there read as NaN. */
+#ifndef KR_EMULATOR_H
+#define KR_EMULATOR_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kr_emulated_place {
+  int thread, block_threads, block[3], grid_x;
+  unsigned char *dynamic_shared;
+} kr_emulated_place;
+extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
+
+void kr_emulated_sync(void);
+void kr_emulated_sync_warp(void);
+float kr_emulated_shuffle_xor(float v, int mask);
+
+typedef struct kr_emulated_kernel {
+  const char *module, *name;
+  void (*call)(const void *args);
+  struct kr_emulated_kernel *next;
+} kr_emulated_kernel;
+void kr_emulated_add(kr_emulated_kernel *kernel);
+
+/* ---- for tests ---- */
+enum { KR_ORDER_FORWARDS, KR_ORDER_BACKWARDS, KR_ORDER_RANDOM, KR_N_ORDERS };
+void kr_emulated_order(int order);              /* of threads and blocks, from the next launch on */
+void kr_emulated_skip_barrier(int64_t n);       /* every thread walks through its n-th block barrier (from 0); -1: none */
+void kr_emulated_name(const void *image, const char *module); /* the module that a loaded image stands for */
+int64_t kr_emulated_launches(void);
+int64_t kr_emulated_skipped(void);              /* barriers that threads walked through */
+
+/* ---- for the driver library (fake_libcuda.c) ---- */
+void *kr_emulated_find(const void *image, const char *name); /* NULL: no such kernel */
+void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args);
+
+#ifdef __cplusplus
+}
+#include <math.h>
+
+#include "half.h"
+
+#define KR_DEV static inline
+#define KR_KERNEL static
+#define KR_BOUNDS(threads, blocks)
+#define KR_SHARED static __attribute__((section("kr_shared")))
+#define KR_DYNAMIC_SHARED(name) unsigned char *const name = kr_emulated_now.dynamic_shared
+
+KR_DEV int kr_thread(void) { return kr_emulated_now.thread; }
+KR_DEV int kr_block_threads(void) { return kr_emulated_now.block_threads; }
+KR_DEV int kr_block_x(void) { return kr_emulated_now.block[0]; }
+KR_DEV int kr_block_y(void) { return kr_emulated_now.block[1]; }
+KR_DEV int kr_block_z(void) { return kr_emulated_now.block[2]; }
+KR_DEV int kr_grid_x(void) { return kr_emulated_now.grid_x; }
+KR_DEV void kr_sync(void) { kr_emulated_sync(); }
+KR_DEV void kr_sync_warp(void) { kr_emulated_sync_warp(); }
+KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle_xor(v, mask); }
+
+/* The special functions flush subnormals, as .ftz does. */
+KR_DEV float kr_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+KR_DEV float kr_exp2(float x) { return kr_flush(exp2f(kr_flush(x))); }
+KR_DEV float kr_log2(float x) { return kr_flush(log2f(kr_flush(x))); }
+KR_DEV float kr_rcp(float x) { return kr_flush((float)(1.0 / (double)kr_flush(x))); }
+KR_DEV float kr_rsqrt(float x) { return (float)(1.0 / sqrt((double)kr_flush(x))); }
+KR_DEV float kr_select(int condition, float a, float b) { return condition ? a : b; }
+KR_DEV float kr_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+KR_DEV uint32_t kr_mul_high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+KR_DEV float kr_bits_to_float(uint32_t bits) { return kr_bits_float(bits); }
+KR_DEV uint32_t kr_float_to_bits(float v) { return kr_float_bits(v); }
+KR_DEV float kr_from_f16(uint16_t h) { return kr_f16_to_float(h); }
+KR_DEV uint16_t kr_to_f16(float v) { return kr_float_to_f16(v); }
+
+/* One kernel of a module; wrap.py writes these below the included source. */
+template <class P> P kr_parameter(void (*)(P));
+#define KR_EMULATED_KERNEL(module, name)                                                                            \
+  static kr_emulated_kernel name##_entry = {module, #name, [](const void *args) { name(*(const decltype(kr_parameter(name)) *)args); }, nullptr}; \
+  __attribute__((constructor)) static void add_##name(void) { kr_emulated_add(&name##_entry); }
+#endif
+#endif
