@@ -75,8 +75,10 @@ def main():
         head = ptx.read_text()[:400]
         if ".base." in ptx.name and (".target sm_50" not in head or ".version 6.0" not in head):
             problems.append(f"{ptx.name} is not for sm_50 with PTX 6.0")
-    lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every embedded PTX text through ptxas for every",
+    modules = sorted({t.name.split(".")[0] for t in texts})
+    lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every PTX text of the folder through ptxas for every",
              "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.", "",
+             f"Modules: {', '.join(modules)}.", "",
              "| architecture | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|"]
     for (arch, tier), row in sorted(table.items()):
         spills = ", ".join(f"{k} {n}" for k, n in sorted(row["spills"].items())) or "none"
