@@ -49,6 +49,7 @@ const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *a
   const krait_causal_conv1d_bwd_args *a = args;
   (void)ctx;
   if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
+  if (!a->dout.data) return "no dout";
   return NULL;
 }
 
