@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <krait/model.h>
+
 enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 100, HELP_COLUMN = 26 };
 
 int kr_usage_error(const char *verb, const char *format, ...) {
@@ -163,4 +165,12 @@ int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
   int32_t status = run->caps ? krait_caps_parse(run->caps, &options.caps_mask) : KRAIT_OK;
   if (status == KRAIT_OK) status = krait_ctx_open(&options, ctx);
   return status < 0 ? kr_report(verb, status) + 1 : -1;
+}
+
+int kr_precision_parse(const char *verb, const char *text, uint32_t *precision) {
+  if (!text) return -1;
+  if (strcmp(text, "fp32") == 0) *precision = KRAIT_PRECISION_FP32;
+  else if (strcmp(text, "tf32") == 0) *precision = KRAIT_PRECISION_TF32;
+  else return kr_usage_error(verb, "--precision is '%s', not fp32 or tf32", text);
+  return -1;
 }

@@ -54,6 +54,10 @@ int kr_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */
 int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx);
 
+/* For verbs that run models. -1: *precision is a KRAIT_PRECISION_*, untouched where text is NULL; otherwise the exit status 2. */
+#define KR_PRECISION_OPTION(text, default_text) KR_TEXT("precision", 0, "P", text, "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
+int kr_precision_parse(const char *verb, const char *text, uint32_t *precision);
+
 /* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */
 int kr_report(const char *verb, int32_t status);
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */

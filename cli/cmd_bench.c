@@ -16,14 +16,15 @@ enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
-  int as_json, with_reference;
+  int as_json, with_reference, by_kernel;
   const char *shape;
   kr_run run;
+  const char *precision;
   krait_model_options model;
 } settings;
 
 typedef struct timing {
-  double open_s, median_s, best_s, cpu_s, audio_s; /* cpu_s: least processor time of a run, all threads together */
+  double open_s, median_s, best_s, cpu_s, device_s, audio_s; /* cpu_s: least processor time of a run, all threads together; device_s: median */
 } timing;
 
 static double wall_s(void) {
@@ -57,32 +58,35 @@ static int64_t read_bins(const krait_model *model, int64_t *hop) {
 
 static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bins, timing *out) {
   const int64_t n = s->batch * n_bins * s->n_frames * 2;
-  double times[MAX_RUNS];
+  double times[MAX_RUNS], device[MAX_RUNS];
   int32_t status = KRAIT_OK;
   float *in = malloc((size_t)n * sizeof *in), *com = malloc((size_t)n * sizeof *com);
   if (!in || !com) status = KRAIT_ERR_NO_MEMORY;
   else fill(in, n);
-  for (int64_t i = -1; status >= 0 && i < s->n_runs; i++) { /* the first one warms up */
+  for (int64_t i = -3; status >= 0 && i < s->n_runs; i++) { /* the first three warm up: a GPU loads its kernels, then records a graph */
     const double start_s = wall_s();
     const clock_t start = clock();
     status = krait_primeknet_forward(session, s->batch, s->n_frames, in, NULL, NULL, com);
     const double cpu_s = (double)(clock() - start) / CLOCKS_PER_SEC;
     if (i < 0) continue;
     times[i] = wall_s() - start_s;
+    device[i] = krait_primeknet_device_s(session);
     if (i == 0 || cpu_s < out->cpu_s) out->cpu_s = cpu_s;
   }
   free(in);
   free(com);
   if (status < 0) return status;
   qsort(times, (size_t)s->n_runs, sizeof *times, compare_doubles);
+  qsort(device, (size_t)s->n_runs, sizeof *device, compare_doubles);
+  out->device_s = device[s->n_runs / 2];
   out->median_s = times[s->n_runs / 2];
   out->best_s = times[0];
   return status;
 }
 
 static void print_timing(const settings *s, const krait_ctx *ctx, const timing *t) {
-  json_t *report = json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads",
-                             krait_ctx_n_threads(ctx), "audio_s", t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s);
+  json_t *report = json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads",
+                             krait_ctx_n_threads(ctx), "audio_s", t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s, "device_s", t->device_s);
   if (s->as_json) {
     json_dumpf(report, stdout, JSON_INDENT(2));
     printf("\n");
@@ -91,9 +95,26 @@ static void print_timing(const settings *s, const krait_ctx *ctx, const timing *
     printf("  open             %8.1f ms\n", t->open_s * 1e3);
     printf("  forward, median  %8.1f ms   %.4f s per second of audio\n", t->median_s * 1e3, t->median_s / t->audio_s);
     printf("  forward, best    %8.1f ms   %.4f s per second of audio\n", t->best_s * 1e3, t->best_s / t->audio_s);
+    if (t->device_s > 0) printf("  on the GPU       %8.3f ms\n", t->device_s * 1e3);
     printf("  processor time   %8.1f ms   %.4f s per second of audio\n", t->cpu_s * 1e3, t->cpu_s / t->audio_s);
   }
   json_decref(report);
+}
+
+static void print_kernel(void *user, const char *kernel, int64_t n_launches, double seconds, double flops, double bytes) {
+  (void)user;
+  printf("  %-24s %5lld launches %9.3f ms", kernel, (long long)n_launches, seconds * 1e3);
+  if (flops > 0) printf(" %8.1f TFLOP/s %8.0f GB/s", flops / seconds * 1e-12, bytes / seconds * 1e-9);
+  printf("\n");
+}
+
+static int32_t time_kernels(const settings *s, krait_session *session, int64_t n_bins) {
+  const int64_t n = s->batch * n_bins * s->n_frames * 2;
+  float *in = malloc((size_t)n * sizeof *in);
+  int32_t status = KRAIT_ERR_NO_MEMORY;
+  if (in) fill(in, n), status = krait_primeknet_kernels(session, s->batch, s->n_frames, in, print_kernel, NULL);
+  free(in);
+  return status;
 }
 
 static int bench_primeknet(const settings *s) {
@@ -112,6 +133,7 @@ static int bench_primeknet(const settings *s) {
   if (status >= 0) status = time_runs(s, session, n_bins, &t);
   t.audio_s = (double)(s->batch * (s->n_frames > 1 ? s->n_frames - 1 : 1) * hop) / SAMPLE_RATE_HZ;
   if (status >= 0) print_timing(s, ctx, &t);
+  if (status >= 0 && s->by_kernel) status = time_kernels(s, session, n_bins);
   krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
@@ -125,14 +147,17 @@ int cmd_bench(int argc, char **argv) {
       KR_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows at once (default: 1)"),
       KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "frames of a window, 160 per second of audio (default: 321)"),
-      KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after one to warm up (default: 5)"),
+      KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
+      KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
       KR_SWITCH("reference", 0, &s.with_reference, "also run an operator's reference once"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
+      KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"bench", "primeknet | OPERATOR", "Times the forward pass of the denoiser, or one operator, on this machine.", options, KR_N(options), 1, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   return bench_op(argv[first], s.shape, s.with_reference, s.as_json, &s.run);

@@ -20,6 +20,7 @@ typedef struct settings {
   const char *out, *plot, *reference;
   int as_json;
   kr_run run;
+  const char *precision;
   krait_model_options model;
 } settings;
 
@@ -137,6 +138,7 @@ int cmd_enhance(int argc, char **argv) {
       KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
       KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
       KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
+      KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"enhance", "IN... [-o FILE|DIR]",
@@ -144,6 +146,7 @@ int cmd_enhance(int argc, char **argv) {
                         "them, or '-' for standard input. The output keeps rate, length, channels and format.",
                         options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = kr_precision_parse("enhance", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   kr_catch_signals(verb.name);
   kr_pairs pairs = {0};

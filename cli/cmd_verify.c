@@ -13,6 +13,7 @@ typedef struct settings {
   double rtol, atol;
   int as_json;
   kr_run run;
+  const char *precision;
   krait_model_options model;
 } settings;
 
@@ -59,13 +60,14 @@ static int verify(const settings *s, const char *golden_path) {
 
 int cmd_verify(int argc, char **argv) {
   int first;
-  settings s = {.rtol = 1e-4, .atol = 1e-3, .model.size = sizeof s.model};
+  settings s = {.rtol = 1e-4, .atol = 1e-3, .model.size = sizeof s.model, .model.precision = KRAIT_PRECISION_FP32};
   const kr_option options[] = {
       KR_REAL("rtol", 0, "R", &s.rtol, 0, 1e9, "largest relative L2 error (default: 1e-4)"),
       KR_REAL("atol", 0, "A", &s.atol, 0, 1e9, "largest absolute error (default: 1e-3)"),
       KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
       KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
+      KR_PRECISION_OPTION(&s.precision, "fp32"),
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"verify", "WEIGHTS GOLDEN",
@@ -73,6 +75,7 @@ int cmd_verify(int argc, char **argv) {
                         "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
                         options, KR_N(options), 2, 2};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = kr_precision_parse("verify", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   s.model.weights_path = argv[first];
   return verify(&s, argv[first + 1]);

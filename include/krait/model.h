@@ -13,9 +13,13 @@ extern "C" {
 typedef struct krait_model krait_model;
 typedef struct krait_session krait_session;
 
+/* Of products on a GPU. float32 inputs are rounded to TF32's 10 bits by tensor cores (about 3e-4 relative), as PyTorch's convolutions do;
+ * GPUs before Ampere and CPUs compute in float32 in any case. */
+enum { KRAIT_PRECISION_DEFAULT = 0, /* TF32 where the GPU has it */ KRAIT_PRECISION_FP32 = 1, KRAIT_PRECISION_TF32 = 2 };
+
 typedef struct krait_model_options {
   uint32_t size;
-  uint32_t reserved;
+  uint32_t precision;       /* KRAIT_PRECISION_* */
   const char *weights_path; /* .safetensors, .th or .pt; NULL: the weights embedded in the library */
   const char *config_path;  /* YAML (plain or .hydra/config.yaml), or NULL: from the weights' metadata */
   const char *overrides;    /* "causal=true,dense_depth=3": flags win over both, or NULL */
@@ -40,6 +44,14 @@ KRAIT_API void krait_session_close(krait_session **session);
  * com_in (B,F,T,2) compressed spectrum; any output may be NULL: mag (B,F,T), pha (B,F,T), com (B,F,T,2). Contiguous float32. */
 KRAIT_API int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in,
                                           float *mag, float *pha, float *com);
+
+/* Seconds that the GPU computed in the session's last forward pass, copies not counted; 0 on the CPU. */
+KRAIT_API double krait_primeknet_device_s(const krait_session *session);
+
+/* A forward pass with the GPU's kernels timed one by one, called once per kind of kernel: how often it ran, seconds in all (each includes
+ * a few microseconds of its launch), and of products the operations and the bytes that they cannot do without. */
+typedef void (*krait_kernel_fn)(void *user, const char *kernel, int64_t n_launches, double seconds, double flops, double bytes);
+KRAIT_API int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user);
 
 /* ---- enhance ---------------------------------------------------------------------------------------------------- */
 /* Called now and then; done and total in samples of the input file. Non-zero return asks to stop: KRAIT_ERR_CANCELLED. */

@@ -239,3 +239,79 @@ int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, 
 }
 
 int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream) { IN_CONTEXT(StreamSynchronize(stream), "waiting for the device"); }
+
+/* ---- streams, graphs, timers ------------------------------------------------------------------------------------------- */
+
+int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream) {
+  *stream = NULL;
+  IN_CONTEXT(StreamCreate(stream, KR_CU_STREAM_NON_BLOCKING), "creating a stream");
+}
+
+void kr_cuda_stream_close(const kr_cuda *cuda, void **stream) {
+  int entered;
+  if (!*stream || enter(cuda, &entered) < 0) return;
+  cuda->driver->StreamDestroy(*stream);
+  leave(cuda, entered);
+  *stream = NULL;
+}
+
+int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream) {
+  const kr_driver *d = cuda->driver;
+  KR_CHECK(d->StreamBeginCapture && d->StreamEndCapture && d->GraphInstantiate && d->GraphLaunch && d->GraphExecDestroy && d->GraphDestroy,
+           KRAIT_ERR_UNSUPPORTED, "this driver has no graphs");
+  IN_CONTEXT(StreamBeginCapture(stream, KR_CU_CAPTURE_RELAXED), "recording a graph");
+}
+
+int32_t kr_cuda_graph_end(const kr_cuda *cuda, void *stream, void **graph) {
+  int entered;
+  void *recorded = NULL;
+  *graph = NULL;
+  KR_TRY(enter(cuda, &entered));
+  kr_cu_result result = cuda->driver->StreamEndCapture(stream, &recorded);
+  if (!result) result = cuda->driver->GraphInstantiate(graph, recorded, 0);
+  if (recorded) cuda->driver->GraphDestroy(recorded);
+  leave(cuda, entered);
+  return result ? kr_driver_fail(cuda->driver, result, "recording a graph") : KRAIT_OK;
+}
+
+int32_t kr_cuda_graph_launch(const kr_cuda *cuda, void *graph, void *stream) { IN_CONTEXT(GraphLaunch(graph, stream), "launching a graph"); }
+
+void kr_cuda_graph_close(const kr_cuda *cuda, void **graph) {
+  int entered;
+  if (!*graph || enter(cuda, &entered) < 0) return;
+  cuda->driver->GraphExecDestroy(*graph);
+  leave(cuda, entered);
+  *graph = NULL;
+}
+
+int32_t kr_cuda_timer_open(const kr_cuda *cuda, kr_cuda_timer *timer) {
+  int entered;
+  *timer = (kr_cuda_timer){0};
+  KR_TRY(enter(cuda, &entered));
+  kr_cu_result result = cuda->driver->EventCreate(&timer->from, 0);
+  if (!result) result = cuda->driver->EventCreate(&timer->to, 0);
+  leave(cuda, entered);
+  return result ? kr_driver_fail(cuda->driver, result, "creating an event") : KRAIT_OK;
+}
+
+void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer) {
+  int entered;
+  if (enter(cuda, &entered) < 0) return;
+  if (timer->from) cuda->driver->EventDestroy(timer->from);
+  if (timer->to) cuda->driver->EventDestroy(timer->to);
+  leave(cuda, entered);
+  *timer = (kr_cuda_timer){0};
+}
+
+int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream) { IN_CONTEXT(EventRecord(point, stream), "recording an event"); }
+
+int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds) {
+  int entered;
+  float ms = 0;
+  KR_TRY(enter(cuda, &entered));
+  kr_cu_result result = cuda->driver->EventSynchronize(timer->to);
+  if (!result) result = cuda->driver->EventElapsedTime(&ms, timer->from, timer->to);
+  leave(cuda, entered);
+  *seconds = (double)ms * 1e-3;
+  return result ? kr_driver_fail(cuda->driver, result, "reading an event") : KRAIT_OK;
+}

@@ -61,6 +61,24 @@ int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_devi
 int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream);
 int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream);
 
+/* A stream of one's own, and graphs: what is launched on the stream between begin and end is recorded, not run. A driver without graphs
+ * gives KRAIT_ERR_UNSUPPORTED from begin. Kernels must have been loaded before (launched once, or kr_cuda_prepare). */
+int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream);
+void kr_cuda_stream_close(const kr_cuda *cuda, void **stream);
+int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream);
+int32_t kr_cuda_graph_end(const kr_cuda *cuda, void *stream, void **graph);
+int32_t kr_cuda_graph_launch(const kr_cuda *cuda, void *graph, void *stream);
+void kr_cuda_graph_close(const kr_cuda *cuda, void **graph);
+
+/* Device time between two points of a stream; reading waits for the second. */
+typedef struct kr_cuda_timer {
+  void *from, *to;
+} kr_cuda_timer;
+int32_t kr_cuda_timer_open(const kr_cuda *cuda, kr_cuda_timer *timer);
+void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer);
+int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream);
+int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds);
+
 /* Makes the device's context current on this thread; pairs nest. Rows need not: launches and copies do it. */
 int32_t kr_cuda_begin(const kr_cuda *cuda);
 void kr_cuda_end(const kr_cuda *cuda);

@@ -39,6 +39,8 @@ enum {
   KR_CU_JIT_ERROR_LOG_BYTES = 6,
   KR_CU_SHARED_BYTES_STATIC = 1, /* function attribute */
   KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
+  KR_CU_STREAM_NON_BLOCKING = 1,
+  KR_CU_CAPTURE_RELAXED = 2,
   KR_CU_ATTR_MULTIPROCESSORS = 16,
   KR_CU_ATTR_L2_BYTES = 38,
   KR_CU_ATTR_MAJOR = 75,

@@ -13,7 +13,7 @@
 #include "weights_io.h"
 
 struct krait_model {
-  krait_ctx *cpu; /* where the model runs, when the caller's context is a device's and the model has no device rows */
+  krait_ctx *cpu; /* where the model runs, when the caller's context is a device's that does not take it */
   const kr_model_kind *kind;
   void *impl;
   char *json;
@@ -44,12 +44,13 @@ static int32_t open_weights(const krait_model_options *options, kr_weights **wei
   return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
 }
 
-/* Models run on the CPU; a device's context gets a CPU one beside it, unless falling back is forbidden. */
+/* What the device does not take runs on a CPU context beside it, unless falling back is forbidden. */
 static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = krait_ctx_n_threads(ctx), .fallback = ctx->fallback};
-  if (ctx->device == KRAIT_DEVICE_CPU) return KRAIT_OK;
-  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "this model has no GPU rows, and falling back to the CPU is forbidden");
-  if (ctx->verbose) kr_log("this model has no GPU rows; running on the CPU");
+  char why[256];
+  snprintf(why, sizeof why, "%s", krait_error_detail());
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s, and falling back to the CPU is forbidden", why);
+  kr_log("running on the CPU: %s", why);
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_fallbacks, 1, memory_order_relaxed);
   return krait_ctx_open(&options, cpu);
 }
@@ -62,13 +63,17 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
   KR_TRY(kr_weights_json(weights, *config, &model->json));
   KR_TRY(kr_weights_widen(weights));
+  const int32_t precision = options ? options->precision : KRAIT_PRECISION_DEFAULT;
+  int32_t status = model->kind->open(ctx, name, *config, weights, precision, &model->impl);
+  if (status != KRAIT_ERR_UNSUPPORTED || ctx->device == KRAIT_DEVICE_CPU) return status;
   KR_TRY(open_cpu(ctx, &model->cpu));
-  return model->kind->open(model->cpu ? model->cpu : ctx, name, *config, weights, &model->impl);
+  return model->kind->open(model->cpu, name, *config, weights, precision, &model->impl);
 }
 
 int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **out) {
   KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
   *out = NULL;
+  KR_CHECK(!options || options->precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT, "options.precision is %u, not a KRAIT_PRECISION_*", options->precision);
   KR_CHECK(!options || options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options.size is %u, this library knows %zu", options->size, sizeof *options);
   kr_weights *weights = NULL;
   kr_config *config = NULL;

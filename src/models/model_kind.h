@@ -8,8 +8,8 @@
 typedef struct kr_model_kind {
   const char *name;
   int (*takes)(const char *model); /* is this name of the configuration ours? */
-  /* weights and config are the caller's and are gone after the call. */
-  int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, void **impl);
+  /* weights and config are the caller's and are gone after the call. With a device's context: on the device, or KRAIT_ERR_UNSUPPORTED. */
+  int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **impl);
   void (*close)(void **impl);
   int32_t (*session_open)(const void *impl, void **timeline);
   void (*session_close)(void **timeline);

@@ -49,6 +49,12 @@ void pk_storage_free(pk_chunk **storage) {
   }
 }
 
+const pk_chunk *pk_storage_block(const pk_chunk *storage, const void **data, size_t *bytes) {
+  *data = storage->data;
+  *bytes = storage->used;
+  return storage->next;
+}
+
 float *pk_padded_copy(pk_builder *builder, const float *from, int64_t n) {
   float *copy = pk_storage_take(builder, (size_t)kr_padded(builder->layers, n) * sizeof *copy);
   if (copy) memcpy(copy, from, (size_t)n * sizeof *copy);

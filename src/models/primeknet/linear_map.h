@@ -18,6 +18,8 @@ typedef struct pk_linear {
 
 void *pk_storage_take(pk_builder *builder, size_t bytes); /* zeroed, aligned to 64 bytes; NULL after an error */
 void pk_storage_free(struct pk_chunk **storage);
+/* The blocks that storage consists of: what one holds, and the next one. */
+const struct pk_chunk *pk_storage_block(const struct pk_chunk *storage, const void **data, size_t *bytes);
 float *pk_padded_copy(pk_builder *builder, const float *from, int64_t n); /* n values and zeros up to whole vectors */
 
 /* w[n][k] at w + n * stride_n + k * stride_k; b may be NULL */

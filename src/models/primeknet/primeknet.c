@@ -33,14 +33,14 @@ static void close_impl(void **handle) {
   kr_free(impl);
 }
 
-static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, void **handle) {
+static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **handle) {
   kr_pk_config read;
   const char *level = kr_weights_metadata(weights, "normalize");
   KR_TRY(kr_pk_config_read(model, config, &read));
   pk_impl *impl = *handle = kr_zalloc(sizeof *impl);
   KR_CHECK(impl, KRAIT_ERR_NO_MEMORY, "no memory for the model");
   impl->unit_rms = level && strcmp(level, "rms") == 0;
-  int32_t status = kr_primeknet_open(ctx, &read, weights, &impl->net);
+  int32_t status = kr_primeknet_open(ctx, &read, weights, precision, &impl->net);
   if (status < 0) close_impl(handle);
   return status;
 }
@@ -111,6 +111,17 @@ int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, co
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line, KRAIT_ERR_ARGUMENT, "krait_primeknet_forward: the session is NULL or of another model");
   return kr_pk_forward(line->session, B, T, com_in, mag, pha, com);
+}
+
+double krait_primeknet_device_s(const krait_session *session) {
+  const pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
+  return line ? kr_pk_device_seconds(line->session) : 0;
+}
+
+int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
+  pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
+  KR_CHECK(line && com_in && report, KRAIT_ERR_ARGUMENT, "krait_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
+  return kr_pk_kernels(line->session, B, T, com_in, report, user);
 }
 
 static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {

@@ -6,6 +6,7 @@
 
 #include "alloc.h"
 #include "linear_map.h"
+#include "primeknet_device.h"
 #include "status.h"
 
 enum { MAX_PREFIX = 96, MAX_NAME = 192 };
@@ -243,6 +244,7 @@ static int32_t load_encoder(loader *l, pk_encoder *out) {
   float *w0 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w0), *w1 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w1);
   for (int64_t c = 0; w0 && w1 && c < C; c++) w0[c] = raw.lift_w[2 * c], w1[c] = raw.lift_w[2 * c + 1];
   out->lift_w0 = w0, out->lift_w1 = w1;
+  if (l->builder.layers == &kr_layers_device) out->lift = pk_pack(&l->builder, pk_linear_read(&l->builder, C, 2, raw.lift_w, 2, 1, NULL), 0, C, 0);
   out->down = pk_pack(&l->builder, read_taps_map(l, raw.down_w, 3 * C, 3, raw.down_b, 3, (const int[]){0, 1, 2}), C, C, 0);
   out->down_norm = take_norm(l, raw.down_norm_w, raw.down_norm_b, raw.down_slope);
   return load_dense_block(l, "dense_encoder", &out->dense);
@@ -455,10 +457,11 @@ static int32_t load_all(loader *l) {
   return check_nothing_left(l);
 }
 
-int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights, kr_primeknet **model) {
+int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights, int32_t precision, kr_primeknet **model) {
   *model = NULL;
+  if (ctx->cuda) KR_TRY(pk_device_check(config));
   kr_primeknet *m = kr_zalloc(sizeof *m);
-  loader l = {.builder = {.layers = kr_layers_of(ctx)}, .model = m, .config = config, .weights = weights, .n_most = kr_weights_count(weights) * 2};
+  loader l = {.builder = {.layers = ctx->cuda ? &kr_layers_device : kr_layers_of(ctx)}, .model = m, .config = config, .weights = weights, .n_most = kr_weights_count(weights) * 2};
   l.seen = kr_alloc_array((size_t)l.n_most + 1, sizeof *l.seen);
   int32_t status = m && l.seen ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the model");
   if (status >= 0) {
@@ -471,6 +474,7 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
     m->Xp = kr_padded(m->layers, config->dt_rank + 2 * config->d_state);
     status = load_all(&l);
     m->storage = l.builder.storage;
+    if (status >= 0 && ctx->cuda) status = pk_device_open(ctx, precision, m->storage, &m->device);
   }
   kr_free(l.seen);
   if (status < 0) kr_primeknet_close(&m);
@@ -480,6 +484,7 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
 
 void kr_primeknet_close(kr_primeknet **model) {
   if (!*model) return;
+  pk_device_close(&(*model)->device);
   pk_storage_free(&(*model)->storage);
   kr_free(*model);
   *model = NULL;

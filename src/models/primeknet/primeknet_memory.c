@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "primeknet_device.h"
 #include "primeknet_session.h"
 #include "status.h"
 
@@ -140,6 +141,11 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
   kr_pk_session *s = *session = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
+  if (model->device) {
+    int32_t status = pk_device_session_open(model, &s->device);
+    if (status < 0) kr_pk_session_close(session);
+    return status;
+  }
   s->n_threads = kr_pool_size(model->ctx->pool);
   s->group = model->config.stage == KR_PK_MAMBA ? 1 : model->layers->mr;
   s->scratch = kr_alloc_array((size_t)s->n_threads, sizeof *s->scratch);
@@ -151,6 +157,7 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
 
 void kr_pk_session_close(kr_pk_session **session) {
   if (!*session) return;
+  pk_device_session_close(&(*session)->device);
   kr_free((*session)->memory);
   kr_free((*session)->scratch);
   kr_free(*session);

@@ -64,6 +64,7 @@ typedef struct pk_block {
 } pk_block;
 
 typedef struct pk_encoder {
+  kr_panels lift; /* 2 -> C: for devices, the same as the next two; its bias cancels in the norm */
   const float *lift_w0, *lift_w1; /* (Cp): the columns for magnitude and phase; the bias cancels in the norm */
   pk_norm lift_norm;
   pk_dense *dense;
@@ -96,6 +97,7 @@ struct kr_primeknet {
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */
+  struct pk_device *device; /* its copy on a GPU; NULL on the CPU */
 };
 
 #endif

@@ -36,6 +36,8 @@ typedef struct pk_scratch {
 
 struct kr_pk_session {
   const kr_primeknet *model;
+  struct pk_device_session *device; /* the session on a GPU: then nothing below is used but this */
+  double device_s;
   int64_t T;               /* what the memory below is laid out for; 0: nothing yet */
   float *memory;
   size_t memory_bytes;

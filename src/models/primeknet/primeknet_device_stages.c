@@ -1,0 +1,165 @@
+/* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the products' ends. */
+#include "primeknet_launch.h"
+
+static const kr_kernel conv = {"primeknet_layers", "kr_pk_conv"}, scan_16 = {"primeknet_layers", "kr_pk_scan_16"}, scan_64 = {"primeknet_layers", "kr_pk_scan_64"};
+static const kr_kernel recurrence_64 = {"primeknet_layers", "kr_pk_recurrence_64"}, recurrence_any = {"primeknet_layers", "kr_pk_recurrence"};
+static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, filter_gate = {"primeknet_layers", "kr_pk_filter_gate"}, filter_pair = {"primeknet_layers", "kr_pk_filter_pair"};
+static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
+enum { FILTER_RUN = 8, SCAN_STEPS = 8 }; /* as in primeknet_layers.cu */
+
+static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+
+static int64_t all_rows(const pk_device_session *s) { return s->n_items * pk_rows(s, s->model->config.F2); }
+
+/* The residual of a sub-block; the last one of a stage adds the block's beta x and writes x. */
+static void end_product(pk_device_session *s, pk_product *p, const float *E, const float *beta) {
+  p->epilogue = KR_PK_ADD;
+  p->E = E;
+  p->out = beta ? s->x : s->y;
+  if (beta) p->X = s->x, p->beta = pk_weight(s, beta);
+  pk_launch_product(s, p);
+}
+
+static void without_sub_blocks(pk_device_session *s, const float *beta) {
+  const int64_t n = all_rows(s) * s->model->Cp;
+  const pk_pointwise p = {.x = s->x, .beta = pk_weight(s, beta), .n = n, .per_item = n, .Cp = (int32_t)s->model->Cp};
+  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n, 128), .block = 128}, &p, sizeof p);
+}
+
+/* y = from + the attention on it; g holds its gated half. */
+static void attend(pk_device_session *s, const pk_attention *a, const float *from, int frames_are_sequences) {
+  const kr_primeknet *m = s->model;
+  const int64_t n = frames_are_sequences ? m->config.F2 : s->T, n_sequences = all_rows(s) / n;
+  const pk_pool mean = {.x = s->g, .w = pk_weight(s, a->attn.data), .bias = pk_weight(s, a->attn.bias), .out = s->factors, .n = (int32_t)n, .Cp = (int32_t)m->Cp,
+                        .Np = (int32_t)pk_panel_columns(&a->attn), .frames_are_sequences = frames_are_sequences, .F = (int32_t)m->config.F2, .T = kr_divisor_of(s->T)};
+  pk_launch(s, &pool, (kr_grid){.x = (uint32_t)n_sequences, .block = 128}, &mean, sizeof mean);
+  pk_product p = pk_product_of(s, &a->out, KR_PK_A_SCALED, s->g, m->Cp, m->Cp, s->y, m->Cp);
+  p.factors = s->factors;
+  p.frames_are_sequences = frames_are_sequences;
+  end_product(s, &p, from, NULL);
+}
+
+/* ---- time ------------------------------------------------------------------------------------------------------------ */
+
+static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *beta) {
+  const kr_primeknet *m = s->model;
+  const kr_pk_config *c = &m->config;
+  pk_product in = pk_product_of(s, &net->in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->xz, 2 * m->Ep);
+  pk_launch_product(s, &in);
+  const pk_ssm ssm = {.xz = s->xz, .conv_w = pk_weight(s, net->conv_w), .conv_b = pk_weight(s, net->conv_b), .dt_w = pk_weight(s, net->dt_proj.data),
+                      .dt_b = pk_weight(s, net->dt_bias), .A = pk_weight(s, net->A), .D = pk_weight(s, net->D), .dbl = s->dbl, .xc = s->xc,
+                      .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T, .E = (int32_t)c->d_inner, .Ep = (int32_t)m->Ep, .W = (int32_t)c->d_conv,
+                      .R = (int32_t)c->dt_rank, .N = (int32_t)c->d_state, .Xp = (int32_t)m->Xp, .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
+  pk_launch(s, &conv, (kr_grid){.x = blocks_of(all_rows(s) * m->Ep / 4, 128), .block = 128}, &ssm, sizeof ssm);
+  pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->dbl, m->Xp);
+  pk_launch_product(s, &x_proj);
+  pk_launch(s, c->d_state <= 16 ? &scan_16 : &scan_64,
+            (kr_grid){.x = (uint32_t)ssm.n_sequences, .y = blocks_of(c->d_inner, 128), .block = 128, .shared_bytes = (uint32_t)(SCAN_STEPS * m->Xp) * 4}, &ssm, sizeof ssm);
+  pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
+  end_product(s, &out, s->y, beta);
+}
+
+static void run_layer(pk_device_session *s, const kr_panels *hidden) {
+  const kr_primeknet *m = s->model;
+  const int64_t n_sequences = all_rows(s) / s->T, most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
+  pk_recurrence r = {.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = n_sequences, .T = (int32_t)s->T,
+                     .Hp = (int32_t)m->Hp, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
+  while (r.group < 8 && (r.group + 1) * (2 + r.G) * r.Hp <= 12000 && (r.group == 0 || n_sequences > r.group * most_blocks)) r.group++;
+  const int held = r.Hp == 64, threads = held ? r.G * r.Hp : 256;
+  const kr_grid grid = {.x = blocks_of(n_sequences, r.group), .block = (uint32_t)threads, .shared_bytes = (uint32_t)(r.group * (2 + r.G) * r.Hp) * 4};
+  pk_launch(s, held ? &recurrence_64 : &recurrence_any, grid, &r, sizeof r);
+}
+
+static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const float *beta) {
+  const kr_primeknet *m = s->model;
+  const int64_t n_gates = (m->config.stage == KR_PK_GRU ? 3 : 4) * m->Hp;
+  for (int64_t i = 0; i < m->config.layers; i++) {
+    pk_product in = i ? pk_product_of(s, &net->input[i], KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->gates, n_gates)
+                      : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
+    pk_launch_product(s, &in);
+    run_layer(s, &net->hidden[i]);
+  }
+  pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->y, m->Cp);
+  end_product(s, &out, s->y, beta);
+}
+
+void pk_device_time_stage(pk_device_session *s, const pk_block *block) {
+  const kr_primeknet *m = s->model;
+  for (int64_t n = 0; n < m->config.n_time; n++) {
+    const pk_time *net = &block->time[n];
+    const float *from = n ? s->y : s->x, *beta = n + 1 == m->config.n_time ? block->beta_t : NULL;
+    pk_product gate = pk_product_of(s, &net->attention.gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->g, m->Cp);
+    gate.epilogue = KR_PK_GATE;
+    pk_launch_product(s, &gate);
+    attend(s, &net->attention, from, 0);
+    if (m->config.stage == KR_PK_MAMBA) run_mamba(s, &net->mamba, beta);
+    else run_recurrent(s, &net->recurrent, beta);
+  }
+  if (!m->config.n_time) without_sub_blocks(s, block->beta_t);
+}
+
+/* ---- frequency --------------------------------------------------------------------------------------------------------- */
+
+static pk_filters filters_of(const pk_device_session *s, const float *x, int64_t width, float *out) {
+  const kr_primeknet *m = s->model;
+  return (pk_filters){.n_rows = all_rows(s), .T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .width = (int32_t)width, .x = x, .out = out};
+}
+
+static void gate_frequencies(pk_device_session *s, const pk_attention *a, const float *from) {
+  const kr_primeknet *m = s->model;
+  pk_product gate = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
+  pk_launch_product(s, &gate);
+  pk_filters f = filters_of(s, s->pair, 2 * m->Cp, s->g);
+  f.k[0] = (int32_t)a->k;
+  f.taps[0] = pk_weight(s, a->taps);
+  f.bias[0] = pk_weight(s, a->taps_bias);
+  pk_launch(s, &filter_gate, (kr_grid){.x = blocks_of(f.n_rows * m->Cp / 4, 128), .block = 128}, &f, sizeof f);
+}
+
+static void filter_chunks(pk_device_session *s, const pk_prime *prime, int64_t width) {
+  const kr_primeknet *m = s->model;
+  pk_filters f = filters_of(s, s->chunks[0], width, s->chunks[1]);
+  f.second = s->chunks[2];
+  for (int32_t j = 0; j < m->config.n_kernels; j++) {
+    f.k[j] = (int32_t)prime[j].k;
+    f.taps[j] = pk_weight(s, prime[j].attn_taps), f.bias[j] = pk_weight(s, prime[j].attn_taps_bias);
+    f.second_taps[j] = pk_weight(s, prime[j].conv_taps), f.second_bias[j] = pk_weight(s, prime[j].conv_taps_bias);
+  }
+  const int64_t runs = s->n_items * ((m->config.F2 + FILTER_RUN - 1) / FILTER_RUN);
+  pk_launch(s, &filter_pair, (kr_grid){.x = blocks_of(s->T * m->Cp, 128), .y = (uint32_t)runs, .z = (uint32_t)m->config.n_kernels, .block = 128}, &f, sizeof f);
+}
+
+/* The products of all chunks at once: by panels where each chunk has its own output, by sources where they add up. */
+static void feed_forward(pk_device_session *s, const pk_prime *prime, const float *beta) {
+  const kr_primeknet *m = s->model;
+  const int32_t J = m->config.n_kernels;
+  const int64_t width = J * m->Cp;
+  pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks[0], width);
+  pk_product attn = pk_product_of(s, &prime[0].attn, KR_PK_A_ROWS, s->chunks[1], width, m->Cp, s->chunks[2], width);
+  pk_product out = pk_product_of(s, &prime[0].out, KR_PK_A_ROWS, s->chunks[2], width, m->Cp, s->y, m->Cp);
+  attn.epilogue = KR_PK_MUL;
+  attn.E = s->chunks[2];
+  in.n_panels = attn.n_panels = out.n_sources = J;
+  in.out_panel = attn.out_panel = attn.a_panel = m->Cp;
+  for (int32_t j = 0; j < J; j++) {
+    in.w[j] = pk_weight(s, prime[j].in.data), in.bias[j] = pk_weight(s, prime[j].in.bias);
+    attn.w[j] = pk_weight(s, prime[j].attn.data), attn.bias[j] = pk_weight(s, prime[j].attn.bias);
+    out.w[j] = pk_weight(s, prime[j].out.data), out.A[j] = s->chunks[2] + j * m->Cp;
+  }
+  pk_launch_product(s, &in);
+  filter_chunks(s, prime, width);
+  pk_launch_product(s, &attn);
+  end_product(s, &out, s->y, beta);
+}
+
+void pk_device_freq_stage(pk_device_session *s, const pk_block *block) {
+  const kr_primeknet *m = s->model;
+  for (int64_t n = 0; n < m->config.n_freq; n++) {
+    const pk_freq *net = &block->freq[n];
+    const float *from = n ? s->y : s->x;
+    gate_frequencies(s, &net->attention, from);
+    attend(s, &net->attention, from, 1);
+    feed_forward(s, net->prime, n + 1 == m->config.n_freq ? block->beta_f : NULL);
+  }
+  if (!m->config.n_freq) without_sub_blocks(s, block->beta_f);
+}

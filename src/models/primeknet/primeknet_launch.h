@@ -1,0 +1,83 @@
+/* primeknet_launch.h: between the files of the device's forward pass: weights and working memory on the device, and the
+ * steps that the stages share. Errors stick in the session: after one, nothing more is launched. */
+#ifndef KR_PRIMEKNET_LAUNCH_H
+#define KR_PRIMEKNET_LAUNCH_H
+
+#include "cuda.h"
+#include "cuda_row.h"
+#include "primeknet_device.h"
+#include "primeknet_plan.h"
+
+typedef struct pk_device_block {
+  const void *host;
+  void *device;
+  size_t bytes;
+} pk_device_block;
+
+struct pk_device {
+  kr_cuda *cuda;
+  uint64_t tier;
+  int tf32;
+  pk_device_block *blocks;
+  size_t n_blocks;
+};
+
+enum { KR_PK_N_GRAPHS = 8, KR_PK_N_TIMED = 64 };
+
+/* What a pass took, by kind of kernel, while it is being watched. */
+typedef struct pk_timed {
+  char name[48];
+  int64_t n_launches;
+  double seconds, flops, bytes;
+} pk_timed;
+
+
+typedef struct pk_recorded {
+  int64_t n_items, T, n_runs;
+  void *graph;
+} pk_recorded;
+
+struct pk_device_session {
+  const kr_primeknet *model;
+  const pk_device *device;
+  void *stream;
+  kr_cuda_timer timer;
+  char *memory;
+  size_t memory_bytes;
+  int64_t n_items, T; /* what the memory below is laid out for */
+  int32_t status;
+  pk_recorded recorded[KR_PK_N_GRAPHS];
+  pk_timed *timed; /* KR_PK_N_TIMED, or NULL: not watched */
+  float *com_in, *mag, *pha, *com, *polar, *mask, *phase; /* (n_items, F, T) with 2, 1, 1, 2, 2, 1, 1 values */
+  float *x;                                 /* (n_items, F2, T, Cp) */
+  float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
+  float *halves[KR_PK_MAX_DEPTH];           /* decoders */
+  float *y, *g, *factors;                   /* stages; y and g like x */
+  float *xz, *xc, *dbl;                     /* Mamba */
+  float *gates, *steps;                     /* recurrent */
+  float *pair, *chunks[3];                  /* frequency: 2 Cp wide, n_kernels Cp wide */
+  float *partial, *scales[KR_PK_MAX_DEPTH + 2], *shifts[KR_PK_MAX_DEPTH + 2];
+};
+
+/* The device's copy of a weight. */
+const float *pk_on_device(const pk_device *d, const float *host);
+int64_t pk_panel_columns(const kr_panels *w);   /* as packed */
+int64_t pk_panel_fragments(const kr_panels *w); /* floats from the rows to the fragments */
+
+static inline const float *pk_weight(const pk_device_session *s, const float *host) { return pk_on_device(s->device, host); }
+static inline int64_t pk_rows(const pk_device_session *s, int64_t width) { return width * s->T; } /* of one item */
+
+void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, const void *plan, size_t plan_bytes);
+/* The whole of one map as one item, nothing set but what every product needs. */
+pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo);
+void pk_launch_product(pk_device_session *s, const pk_product *p);
+/* The affine that tiles left in s->partial amount to, in slot `slot`. */
+pk_affine pk_finish_norm(pk_device_session *s, const pk_norm *norm, int slot, int64_t rows, int64_t more_rows);
+
+void pk_device_time_stage(pk_device_session *s, const pk_block *block);
+void pk_device_freq_stage(pk_device_session *s, const pk_block *block);
+void pk_device_encode(pk_device_session *s);
+void pk_device_decode_mask(pk_device_session *s);  /* leaves scale and shift of the mask in slot 0 */
+void pk_device_decode_phase(pk_device_session *s); /* leaves slot 0 alone */
+
+#endif

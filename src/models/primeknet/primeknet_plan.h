@@ -1,0 +1,132 @@
+/* primeknet_plan.h: what PrimeKnet's kernels are told; host and device read the same structs. Activations are maps (item, frequency,
+ * frame, channel), float32, channels padded to 16 with zeros, no other padding: a frequency's sequence is contiguous. A "row" is one
+ * (frequency, frame) of an item; an item is one window of the batch. */
+#ifndef KR_PRIMEKNET_PLAN_H
+#define KR_PRIMEKNET_PLAN_H
+
+#include <stdint.h>
+
+#include "rows.h"
+
+enum { KR_PK_ROWS = 64, KR_PK_COLUMNS = 64, KR_PK_THREADS = 128, KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
+
+/* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, Cp), slope (Cp). */
+typedef struct pk_affine {
+  const float *scale, *shift, *slope; /* scale NULL: nothing */
+} pk_affine;
+
+/* How the product's rows are made. */
+enum {
+  KR_PK_A_ROWS,   /* read */
+  KR_PK_A_PAIR,   /* read, two columns only */
+  KR_PK_A_NORM,   /* read and normalised over the channels */
+  KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
+  KR_PK_A_TAPS,   /* column s * Cp + c: channel c at frequency f f_step + f_offset[s], zero outside */
+  KR_PK_A_DENSE   /* column s * Cp + c: channel c of source s after its 3x3 filter */
+};
+
+/* out = what the epilogue makes of A W + bias */
+enum {
+  KR_PK_SET,
+  KR_PK_ADD,  /* E + ..., and beta X too if X is given */
+  KR_PK_MUL,  /* E times ... */
+  KR_PK_GATE  /* neighbouring columns times each other */
+};
+
+/* Weights of a panel: row-major (K, Np) for the FMA units, then the same in the order of tensor core fragments. */
+typedef struct pk_product {
+  int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all panels, z items */
+  int32_t kind, epilogue, causal, dilation;
+  kr_divisor T;                   /* frames: row = frequency * T + frame */
+  int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
+  int32_t n_sources, n_panels;    /* at most one of them above 1 */
+  int32_t Np, n_store;            /* columns of a panel as packed; columns of its output that are stored */
+  const float *A[KR_PK_SOURCES];
+  int64_t lda, a_panel;           /* floats between rows; between the columns of panels */
+  const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
+  int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
+  int32_t F, f_step, f_offset[3]; /* of the sources: frequencies; KR_PK_A_TAPS */
+  pk_affine affine[KR_PK_SOURCES];
+  const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES];
+  const float *w[KR_PK_SOURCES], *bias[KR_PK_SOURCES]; /* per source or per panel; bias of the panel */
+  int64_t fragments;              /* floats from w to its fragments */
+  float *out;
+  const float *E, *X, *beta;
+  int64_t ldo, out_panel;         /* of out and E */
+  int32_t out_F, out_step, out_offset; /* step 0: rows as they are; else frequency f goes to f step + offset of out_F */
+  float *partial;                 /* (n_items, all tiles, 2, Np): mean and sum of squared deviations of a tile's columns; or NULL */
+  int32_t partial_first, partial_tiles;
+} pk_product;
+
+/* Tiles of one map, or of the two halves of an upsampled one -> scale and shift. */
+typedef struct pk_moments {
+  const float *partial;
+  const float *weight, *bias; /* (C), or NULL: weight_one, bias_one */
+  float weight_one, bias_one;
+  float *scale, *shift;
+  int64_t rows[2];
+  int32_t tiles[2], tile_rows, C, partial_width;
+} pk_moments;
+
+/* Filters along the frequencies. */
+typedef struct pk_filters {
+  int64_t n_rows; /* of all items */
+  kr_divisor T;
+  int32_t F, Cp, causal, n_chunks, width; /* width: floats of a row of x */
+  const float *x;
+  float *out, *second;
+  int32_t k[KR_PK_SOURCES];
+  const float *taps[KR_PK_SOURCES], *bias[KR_PK_SOURCES], *second_taps[KR_PK_SOURCES], *second_bias[KR_PK_SOURCES];
+} pk_filters;
+
+/* Mean of each sequence, then its product with a matrix: the factors of KR_PK_A_SCALED. */
+typedef struct pk_pool {
+  const float *x, *w, *bias;
+  float *out;
+  int32_t n, Cp, Np, frames_are_sequences, F;
+  kr_divisor T;
+} pk_pool;
+
+/* The middle of a Mamba layer; rows of sequences of T frames. */
+typedef struct pk_ssm {
+  const float *xz, *conv_w, *conv_b, *dt_w, *dt_b, *A, *D, *dbl;
+  float *xc; /* the convolution's output, and the scan's */
+  int64_t n_sequences;
+  int32_t T, E, Ep, W, R, N, Xp, dt_ld;
+} pk_ssm;
+
+typedef struct pk_recurrence {
+  const float *gates; /* (sequences, T, G Hp): the input's part */
+  const float *w, *bias;
+  float *out;         /* (sequences, T, Hp) */
+  int64_t n_sequences;
+  int32_t T, Hp, G, Np, group; /* G 3: GRU, 4: LSTM; group: sequences per block */
+} pk_recurrence;
+
+/* From the spectrum to planes and back, and the decoders' last steps. */
+typedef struct pk_planes {
+  int64_t n; /* all items: F T each */
+  kr_divisor T;
+  int32_t F, F2, Cp, n_items;
+  const float *com_in;
+  float *polar; /* (n, 2): magnitude, phase */
+  const float *map; /* of a decoder */
+  pk_affine affine;
+  const float *w0, *w1; /* the mask's even and odd taps; the phase's real and imaginary part */
+  float b0, b1;
+  float *plane, *partial; /* mask before its norm with its moments, or phase */
+  const float *mask, *mask_scale, *mask_shift, *phase, *sigmoid_slope;
+  float slope, last_weight, last_bias, beta;
+  float *mag, *pha, *com; /* any may be NULL */
+} pk_planes;
+
+/* In place: x + beta x for a stage without sub-blocks, or a norm with its PReLU. */
+typedef struct pk_pointwise {
+  float *x;
+  const float *beta;
+  pk_affine affine;
+  int64_t n, per_item;
+  int32_t Cp;
+} pk_pointwise;
+
+#endif

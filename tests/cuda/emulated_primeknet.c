@@ -1,0 +1,108 @@
+/* emulated_primeknet.c: PrimeKnet's base-tier kernels on the host, under AddressSanitizer and UBSan, through the real session: recorded
+ * outputs of the PyTorch twin, batches against single windows, a shape that comes back, a window that does not fit any more.
+ * Usage: emulated_primeknet LIBRARY. */
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include <krait/model.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda.h"
+#include "emulator/emulator.h"
+
+typedef struct opened {
+  krait_ctx *ctx;
+  krait_model *model;
+  krait_session *session;
+} opened;
+
+static opened open_pair(const char *name, int32_t device) {
+  opened o = {0};
+  char weights[512];
+  snprintf(weights, sizeof weights, GOLDEN "/%s.weights.safetensors", name);
+  const krait_ctx_options options = {.size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  const krait_model_options which = {.size = sizeof which, .weights_path = weights};
+  assert_int_equal(krait_ctx_open(&options, &o.ctx), KRAIT_OK);
+  if (krait_model_open(o.ctx, &which, &o.model) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  assert_int_equal(krait_session_open(o.model, &o.session), KRAIT_OK);
+  return o;
+}
+
+static void close_pair(opened *o) {
+  krait_session_close(&o->session);
+  krait_model_close(&o->model);
+  krait_ctx_close(&o->ctx);
+}
+
+/* Bounds as on the CPU (tests/models/primeknet.c). */
+static void recorded_outputs(void **state) {
+  static const char *const names[] = {"tiny-mamba", "tiny-mamba-causal", "odd-mamba", "tiny-gru", "tiny-lstm"};
+  (void)state;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    char golden[512];
+    krait_verify_row rows[4];
+    int32_t n_rows = 0;
+    snprintf(golden, sizeof golden, GOLDEN "/%s.golden.safetensors", names[i]);
+    kr_emulated_order((int)i % KR_N_ORDERS);
+    opened o = open_pair(names[i], KRAIT_DEVICE_CUDA(0));
+    if (krait_verify(o.session, golden, rows, 4, &n_rows) < 0) fail_msg("%s: %s", names[i], krait_error_detail());
+    assert_int_equal(n_rows, 3);
+    for (int r = 0; r < n_rows; r++)
+      if (!(rows[r].rel_l2 <= (r == 2 ? 2e-5 : 1e-5)) || (r < 2 && !(rows[r].max_abs <= 2e-4)))
+        fail_msg("%s: %s is off by %.2e relative, %.2e at most", names[i], rows[r].name, rows[r].rel_l2, rows[r].max_abs);
+    close_pair(&o);
+  }
+  kr_emulated_order(KR_ORDER_FORWARDS);
+}
+
+/* The bins of the small models: from their configuration's fft_len. */
+static int64_t n_bins(const krait_model *model) {
+  const char *at = strstr(krait_model_json(model), "\"fft_len\":");
+  assert_non_null(at);
+  return atoll(at + 10) / 2 + 1;
+}
+
+static float *random_spectrum(int64_t n) {
+  float *values = malloc((size_t)n * sizeof *values);
+  assert_non_null(values);
+  srand(3);
+  for (int64_t i = 0; i < n; i++) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+  return values;
+}
+
+static void a_batch_is_its_windows(void **state) {
+  (void)state;
+  opened o = open_pair("tiny-mamba", KRAIT_DEVICE_CUDA(0)), cpu = open_pair("tiny-mamba", KRAIT_DEVICE_CPU);
+  const int64_t F = n_bins(o.model), T = 7, B = 3, n = F * T * 2;
+  float *in = random_spectrum(B * n), *all = malloc((size_t)(B * n) * sizeof *all), *one = malloc((size_t)n * sizeof *one);
+  assert_true(all && one);
+  assert_int_equal(krait_primeknet_forward(o.session, B, T, in, NULL, NULL, all), KRAIT_OK);
+  for (int64_t b = 0; b < B; b++) {
+    assert_int_equal(krait_primeknet_forward(o.session, 1, T, in + b * n, NULL, NULL, one), KRAIT_OK);
+    assert_memory_equal(one, all + b * n, (size_t)n * sizeof *one);
+    assert_int_equal(krait_primeknet_forward(cpu.session, 1, T, in + b * n, NULL, NULL, one), KRAIT_OK);
+    double error = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) error += (double)(one[i] - all[b * n + i]) * (double)(one[i] - all[b * n + i]), norm += (double)one[i] * (double)one[i];
+    assert_true(error <= 1e-10 * norm);
+  }
+  assert_int_equal(krait_primeknet_forward(o.session, 1, (int64_t)1 << 40, in, NULL, NULL, one), KRAIT_ERR_SHAPE);
+  assert_int_equal(krait_primeknet_forward(o.session, 1, T, in, NULL, NULL, one), KRAIT_OK);
+  assert_memory_equal(one, all, (size_t)n * sizeof *one);
+  free(in), free(all), free(one);
+  close_pair(&o);
+  close_pair(&cpu);
+}
+
+int main(int argc, char **argv) {
+  const char *module, *tier, *text;
+  size_t bytes;
+  if (argc < 2) return 2;
+  if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  setenv("KR_FAKE_CUDA", "capability=50,shared=98304,multiprocessors=16", 1);
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
+    if (strcmp(tier, "base") == 0) kr_emulated_name(text, module);
+  const struct CMUnitTest tests[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(a_batch_is_its_windows)};
+  return cmocka_run_group_tests_name("PrimeKnet on an emulated device", tests, NULL, NULL);
+}
