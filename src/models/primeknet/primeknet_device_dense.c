@@ -1,36 +1,31 @@
-/* primeknet_device_dense.c: encoder and decoders on the GPU. A map is written before its norm, with the moments of its tiles; whoever
- * reads it applies norm and PReLU on the way. */
+/* primeknet_device_dense.c: encoder and decoders on the GPU. A map is written before its norm, with the moments of its tiles; norm and
+ * PReLU follow in a pass of their own, because the filters behind read every value nine times. */
 #include "primeknet_launch.h"
 
 static const kr_kernel polar = {"primeknet_planes", "kr_pk_polar"}, mask_kernel = {"primeknet_planes", "kr_pk_mask"}, angle = {"primeknet_planes", "kr_pk_angle"};
 static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"}, pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 
-typedef struct source {
-  const float *map;
-  pk_affine affine;
-} source;
-
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
-static void merge_moments(pk_device_session *s, pk_moments *p, int64_t rows, int64_t more_rows, int64_t tile_rows, int slot) {
+static void merge_moments(pk_device_session *s, pk_moments *p, int64_t rows, int64_t more_rows, int64_t tile_rows, float *scale, float *shift) {
   p->partial = s->partial;
-  p->scale = s->scales[slot], p->shift = s->shifts[slot];
+  p->scale = scale, p->shift = shift;
   p->rows[0] = rows, p->rows[1] = more_rows;
   p->tile_rows = (int32_t)tile_rows;
   for (int i = 0; i < 2; i++) p->tiles[i] = (int32_t)blocks_of(p->rows[i], tile_rows);
-  pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 32), .y = (uint32_t)s->n_items, .block = 256}, p, sizeof *p);
+  pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 256}, p, sizeof *p);
 }
 
-pk_affine pk_finish_norm(pk_device_session *s, const pk_norm *norm, int slot, int64_t rows, int64_t more_rows) {
+static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t rows, int64_t more_rows) {
   pk_moments p = {.weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp, .partial_width = (int32_t)s->model->Cp};
-  merge_moments(s, &p, rows, more_rows, KR_PK_ROWS, slot);
-  return (pk_affine){s->scales[slot], s->shifts[slot], pk_weight(s, norm->slope)};
+  merge_moments(s, &p, rows, more_rows, KR_PK_ROWS, s->scale, s->shift);
+  return (pk_affine){s->scale, s->shift, pk_weight(s, norm->slope)};
 }
 
 /* A product whose rows are positions of maps of `width` frequencies, measured. */
-static pk_product position_product(const pk_device_session *s, const kr_panels *w, int kind, const source *sources, int64_t n_sources, int64_t width, int64_t out_width, float *out) {
+static pk_product position_product(const pk_device_session *s, const kr_panels *w, int kind, const float *const *sources, int64_t n_sources, int64_t width, int64_t out_width, float *out) {
   const kr_primeknet *m = s->model;
-  pk_product p = pk_product_of(s, w, kind, sources[0].map, m->Cp, m->Cp, out, m->Cp);
+  pk_product p = pk_product_of(s, w, kind, sources[0], m->Cp, m->Cp, out, m->Cp);
   p.rows_per_item = pk_rows(s, out_width);
   p.n_items = (int32_t)s->n_items;
   p.n_sources = (int32_t)n_sources;
@@ -38,7 +33,7 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.f_step = 1;
   p.causal = m->config.causal;
   for (int64_t i = 0; i < n_sources; i++) {
-    p.A[i] = sources[i].map, p.affine[i] = sources[i].affine;
+    p.A[i] = sources[i];
     p.w[i] = p.w[0] + i * m->Cp * p.Np;
   }
   p.partial = s->partial;
@@ -46,16 +41,24 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   return p;
 }
 
-/* Output i goes to maps[i] and leaves its norm in slot first_slot + i. */
-static source dense_block(pk_device_session *s, const pk_dense *layers, source input, int64_t width, float *const *maps, int first_slot) {
-  source sources[KR_PK_MAX_DEPTH + 1] = {input};
+/* Norm and PReLU of a map of rows_per_item rows, in place. */
+static void normalise(pk_device_session *s, const pk_norm *norm, float *map, int64_t rows_per_item) {
+  const int64_t per_item = rows_per_item * s->model->Cp, n = s->n_items * per_item;
+  const pk_pointwise p = {.x = map, .affine = finish_norm(s, norm, rows_per_item, 0), .n = n, .per_item = per_item, .Cp = (int32_t)s->model->Cp};
+  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
+}
+
+/* Output i goes to maps[i]. */
+static const float *dense_block(pk_device_session *s, const pk_dense *layers, const float *input, int64_t width, float *const *maps) {
+  const float *sources[KR_PK_MAX_DEPTH + 1] = {input};
   for (int64_t i = 0; i < s->model->config.depth; i++) {
     pk_product p = position_product(s, &layers[i].mix, KR_PK_A_DENSE, sources, i + 1, width, width, maps[i]);
     p.dilation = 1 << i;
     for (int64_t k = 0; k <= i; k++) p.taps[k] = pk_weight(s, layers[i].taps[k]), p.taps_bias[k] = pk_weight(s, layers[i].taps_bias[k]);
     pk_launch_product(s, &p);
     for (int64_t k = i + 1; k; k--) sources[k] = sources[k - 1];
-    sources[0] = (source){maps[i], pk_finish_norm(s, &layers[i].norm, first_slot + (int)i, p.rows_per_item, 0)};
+    sources[0] = maps[i];
+    normalise(s, &layers[i].norm, maps[i], p.rows_per_item);
   }
   return sources[0];
 }
@@ -68,42 +71,41 @@ static pk_planes planes_of(const pk_device_session *s) {
 void pk_device_encode(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_encoder *e = &m->encoder;
-  const int64_t F = m->config.F, depth = m->config.depth, n = s->n_items * pk_rows(s, m->config.F2) * m->Cp;
+  const int64_t F = m->config.F, depth = m->config.depth;
   pk_planes planes = planes_of(s);
   planes.com_in = s->com_in, planes.polar = s->polar;
   pk_launch(s, &polar, (kr_grid){.x = blocks_of(planes.n, 128), .block = 128}, &planes, sizeof planes);
-  pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, &(source){s->polar, {0}}, 1, F, F, s->maps[0]);
+  pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, (const float *const[]){s->polar}, 1, F, F, s->maps[0]);
   lift.K = 16; /* two columns, padded */
   pk_launch_product(s, &lift);
-  source last = {s->maps[0], pk_finish_norm(s, &e->lift_norm, 0, lift.rows_per_item, 0)};
-  if (depth) last = dense_block(s, e->dense, last, F, s->maps + 1, 1);
-  pk_product down = position_product(s, &e->down, KR_PK_A_TAPS, (source[]){last, last, last}, 3, F, m->config.F2, s->x);
+  normalise(s, &e->lift_norm, s->maps[0], lift.rows_per_item);
+  const float *last = depth ? dense_block(s, e->dense, s->maps[0], F, s->maps + 1) : s->maps[0];
+  pk_product down = position_product(s, &e->down, KR_PK_A_TAPS, (const float *const[]){last, last, last}, 3, F, m->config.F2, s->x);
   down.f_step = 2;
   for (int i = 0; i < 3; i++) down.f_offset[i] = i;
   pk_launch_product(s, &down);
-  const pk_pointwise norm = {.x = s->x, .affine = pk_finish_norm(s, &e->down_norm, 0, down.rows_per_item, 0), .n = n, .per_item = n / s->n_items, .Cp = (int32_t)m->Cp};
-  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n, 128), .block = 128}, &norm, sizeof norm);
+  normalise(s, &e->down_norm, s->x, down.rows_per_item);
 }
 
 void pk_device_decode_mask(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_mask *k = &m->mask;
-  const source last = dense_block(s, k->dense, (source){s->x, {0}}, m->config.F2, s->halves, 1);
+  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->halves);
   pk_planes p = planes_of(s);
-  p.map = last.map, p.affine = last.affine;
+  p.map = last;
   p.w0 = pk_weight(s, k->even_w), p.w1 = pk_weight(s, k->odd_w), p.b0 = k->bias;
   p.plane = s->mask, p.partial = s->partial;
   const int64_t n = pk_rows(s, m->config.F);
   pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
   pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1, .partial_width = 1};
-  merge_moments(s, &norm, n, 0, KR_PK_POSITIONS, 0);
+  merge_moments(s, &norm, n, 0, KR_PK_POSITIONS, s->mask_scale, s->mask_shift);
 }
 
 /* Even bins take positions f / 2 - 1 and f / 2, odd ones (f - 1) / 2; both leave tiles for one norm. */
-static pk_affine upsample(pk_device_session *s, source from) {
+static pk_affine upsample(pk_device_session *s, const float *from) {
   const kr_primeknet *m = s->model;
   const int64_t F2 = m->config.F2;
-  pk_product even = position_product(s, &m->phase.even, KR_PK_A_TAPS, (source[]){from, from}, 2, F2, F2 + 1, s->wide);
+  pk_product even = position_product(s, &m->phase.even, KR_PK_A_TAPS, (const float *const[]){from, from}, 2, F2, F2 + 1, s->wide);
   pk_product odd = position_product(s, &m->phase.odd, KR_PK_A_TAPS, &from, 1, F2, F2, s->wide);
   even.f_offset[0] = -1;
   odd.partial_first = even.partial_tiles;
@@ -113,13 +115,13 @@ static pk_affine upsample(pk_device_session *s, source from) {
   odd.partial_tiles = even.partial_tiles += odd.partial_tiles;
   pk_launch_product(s, &even);
   pk_launch_product(s, &odd);
-  return pk_finish_norm(s, &m->phase.norm, 1, even.rows_per_item, odd.rows_per_item);
+  return finish_norm(s, &m->phase.norm, even.rows_per_item, odd.rows_per_item);
 }
 
 void pk_device_decode_phase(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_phase *k = &m->phase;
-  const source last = dense_block(s, k->dense, (source){s->x, {0}}, m->config.F2, s->halves, 1);
+  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->halves);
   pk_planes p = planes_of(s);
   p.affine = upsample(s, last);
   p.map = s->wide;

@@ -1,11 +1,12 @@
 /* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel conv = {"primeknet_layers", "kr_pk_conv"}, scan_16 = {"primeknet_layers", "kr_pk_scan_16"}, scan_64 = {"primeknet_layers", "kr_pk_scan_64"};
-static const kr_kernel recurrence_64 = {"primeknet_layers", "kr_pk_recurrence_64"}, recurrence_any = {"primeknet_layers", "kr_pk_recurrence"};
+static const kr_kernel conv = {"primeknet_layers", "kr_pk_conv"}, scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
+static const kr_kernel recurrences[] = {{"primeknet_layers", "kr_pk_recurrence_64_1"}, {"primeknet_layers", "kr_pk_recurrence_64_2"}, {"primeknet_layers", "kr_pk_recurrence_64_4"}};
+static const kr_kernel recurrence = {"primeknet_layers", "kr_pk_recurrence"};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, filter_gate = {"primeknet_layers", "kr_pk_filter_gate"}, filter_pair = {"primeknet_layers", "kr_pk_filter_pair"};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
-enum { FILTER_RUN = 8, SCAN_STEPS = 8 }; /* as in primeknet_layers.cu */
+enum { FILTER_RUN = 8, CONV_RUN = 8, SCAN_STEPS = 4 }; /* as in primeknet_layers.cu */
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -23,7 +24,7 @@ static void end_product(pk_device_session *s, pk_product *p, const float *E, con
 static void without_sub_blocks(pk_device_session *s, const float *beta) {
   const int64_t n = all_rows(s) * s->model->Cp;
   const pk_pointwise p = {.x = s->x, .beta = pk_weight(s, beta), .n = n, .per_item = n, .Cp = (int32_t)s->model->Cp};
-  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n, 128), .block = 128}, &p, sizeof p);
+  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
 }
 
 /* y = from + the attention on it; g holds its gated half. */
@@ -50,10 +51,10 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
                       .dt_b = pk_weight(s, net->dt_bias), .A = pk_weight(s, net->A), .D = pk_weight(s, net->D), .dbl = s->dbl, .xc = s->xc,
                       .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T, .E = (int32_t)c->d_inner, .Ep = (int32_t)m->Ep, .W = (int32_t)c->d_conv,
                       .R = (int32_t)c->dt_rank, .N = (int32_t)c->d_state, .Xp = (int32_t)m->Xp, .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
-  pk_launch(s, &conv, (kr_grid){.x = blocks_of(all_rows(s) * m->Ep / 4, 128), .block = 128}, &ssm, sizeof ssm);
+  pk_launch(s, &conv, (kr_grid){.x = blocks_of(ssm.n_sequences * ((s->T + CONV_RUN - 1) / CONV_RUN) * m->Ep / 4, 128), .block = 128}, &ssm, sizeof ssm);
   pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->dbl, m->Xp);
   pk_launch_product(s, &x_proj);
-  pk_launch(s, c->d_state <= 16 ? &scan_16 : &scan_64,
+  pk_launch(s, c->d_state == 16 && c->dt_rank == 4 ? &scan_even : &scan_any,
             (kr_grid){.x = (uint32_t)ssm.n_sequences, .y = blocks_of(c->d_inner, 128), .block = 128, .shared_bytes = (uint32_t)(SCAN_STEPS * m->Xp) * 4}, &ssm, sizeof ssm);
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
@@ -62,12 +63,14 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
 static void run_layer(pk_device_session *s, const kr_panels *hidden) {
   const kr_primeknet *m = s->model;
   const int64_t n_sequences = all_rows(s) / s->T, most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  pk_recurrence r = {.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = n_sequences, .T = (int32_t)s->T,
-                     .Hp = (int32_t)m->Hp, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
-  while (r.group < 8 && (r.group + 1) * (2 + r.G) * r.Hp <= 12000 && (r.group == 0 || n_sequences > r.group * most_blocks)) r.group++;
-  const int held = r.Hp == 64, threads = held ? r.G * r.Hp : 256;
-  const kr_grid grid = {.x = blocks_of(n_sequences, r.group), .block = (uint32_t)threads, .shared_bytes = (uint32_t)(r.group * (2 + r.G) * r.Hp) * 4};
-  pk_launch(s, held ? &recurrence_64 : &recurrence_any, grid, &r, sizeof r);
+  const pk_recurrence r = {.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = n_sequences, .T = (int32_t)s->T,
+                           .Hp = (int32_t)m->Hp, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
+  if (r.Hp == 64) {
+    const int log_group = n_sequences <= most_blocks ? 0 : n_sequences <= 2 * most_blocks ? 1 : 2;
+    pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(n_sequences, 1 << log_group), .block = 256}, &r, sizeof r);
+  } else {
+    pk_launch(s, &recurrence, (kr_grid){.x = (uint32_t)n_sequences, .block = 256, .shared_bytes = (uint32_t)((2 + r.G) * r.Hp) * 4}, &r, sizeof r);
+  }
 }
 
 static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const float *beta) {

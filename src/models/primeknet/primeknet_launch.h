@@ -52,11 +52,12 @@ struct pk_device_session {
   float *x;                                 /* (n_items, F2, T, Cp) */
   float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
   float *halves[KR_PK_MAX_DEPTH];           /* decoders */
-  float *y, *g, *factors;                   /* stages; y and g like x */
+  float *y, *g, *normed, *factors;          /* stages; the first three like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
   float *pair, *chunks[3];                  /* frequency: 2 Cp wide, n_kernels Cp wide */
-  float *partial, *scales[KR_PK_MAX_DEPTH + 2], *shifts[KR_PK_MAX_DEPTH + 2];
+  float *partial, *scale, *shift;           /* of the norm being measured: (n_items, Cp) */
+  float *mask_scale, *mask_shift;           /* (n_items) */
 };
 
 /* The device's copy of a weight. */
@@ -71,13 +72,10 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
 /* The whole of one map as one item, nothing set but what every product needs. */
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo);
 void pk_launch_product(pk_device_session *s, const pk_product *p);
-/* The affine that tiles left in s->partial amount to, in slot `slot`. */
-pk_affine pk_finish_norm(pk_device_session *s, const pk_norm *norm, int slot, int64_t rows, int64_t more_rows);
-
 void pk_device_time_stage(pk_device_session *s, const pk_block *block);
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block);
 void pk_device_encode(pk_device_session *s);
-void pk_device_decode_mask(pk_device_session *s);  /* leaves scale and shift of the mask in slot 0 */
-void pk_device_decode_phase(pk_device_session *s); /* leaves slot 0 alone */
+void pk_device_decode_mask(pk_device_session *s);
+void pk_device_decode_phase(pk_device_session *s);
 
 #endif

@@ -12,34 +12,36 @@ KR_DEV const float *tile_of(const pk_moments &p, int item, int i) { return p.par
 
 KR_DEV double tile_count(const pk_moments &p, int i) {
   const int second = i >= p.tiles[0], at = second ? i - p.tiles[0] : i;
-  const int64_t left = p.rows[second] - (int64_t)at * p.tile_rows;
-  return (double)(left < p.tile_rows ? left : p.tile_rows);
+  return at + 1 < p.tiles[second] ? (double)p.tile_rows : (double)(p.rows[second] - (int64_t)at * p.tile_rows);
 }
 
-/* A block takes 32 channels of an item, eight threads each; eight sums are then added in their order. */
+enum { MOMENT_CHANNELS = 8, MOMENT_PARTS = 32 };
+
+/* The sum over i of term(i) of this thread's channel, in an order that depends on the number of tiles alone. */
+template <class Term>
+KR_DEV double sum_tiles(const pk_moments &p, double *sums, Term term) {
+  const int part = kr_thread() / MOMENT_CHANNELS, c = kr_thread() % MOMENT_CHANNELS, n_tiles = p.tiles[0] + p.tiles[1];
+  double sum = 0;
+#pragma unroll 4
+  for (int i = part; i < n_tiles; i += MOMENT_PARTS) sum += term(i);
+  sums[kr_thread()] = sum;
+  kr_sync();
+  sum = 0;
+  for (int i = 0; i < MOMENT_PARTS; i++) sum += sums[i * MOMENT_CHANNELS + c];
+  kr_sync();
+  return sum;
+}
+
 KR_KERNEL void KR_BOUNDS(256, 4) kr_pk_moments(const pk_moments p) {
-  KR_SHARED double sums[256];
-  const int c = kr_block_x() * 32 + (kr_thread() & 31), part = kr_thread() >> 5, item = kr_block_y(), n_tiles = p.tiles[0] + p.tiles[1];
+  KR_SHARED double sums[MOMENT_CHANNELS * MOMENT_PARTS];
+  const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(), c = own < p.C ? own : 0;
   const double n = (double)(p.rows[0] + p.rows[1]);
-  double mean = 0, m2 = 0;
-  if (c < p.C)
-    for (int i = part; i < n_tiles; i += 8) mean += tile_count(p, i) * (double)tile_of(p, item, i)[c];
-  sums[kr_thread()] = mean;
-  kr_sync();
-  mean = 0;
-  for (int i = 0; i < 8; i++) mean += sums[i * 32 + (kr_thread() & 31)];
-  mean /= n;
-  kr_sync();
-  if (c < p.C)
-    for (int i = part; i < n_tiles; i += 8) {
-      const double d = (double)tile_of(p, item, i)[c] - mean;
-      m2 += (double)tile_of(p, item, i)[c + p.partial_width] + d * d * tile_count(p, i);
-    }
-  sums[kr_thread()] = m2;
-  kr_sync();
-  if (part || c >= p.C) return;
-  m2 = 0;
-  for (int i = 0; i < 8; i++) m2 += sums[i * 32 + kr_thread()];
+  const double mean = sum_tiles(p, sums, [&](int i) { return tile_count(p, i) * (double)tile_of(p, item, i)[c]; }) / n;
+  const double m2 = sum_tiles(p, sums, [&](int i) {
+    const double d = (double)tile_of(p, item, i)[c] - mean;
+    return (double)tile_of(p, item, i)[c + p.partial_width] + d * d * tile_count(p, i);
+  });
+  if (kr_thread() >= MOMENT_CHANNELS || own >= p.C) return;
   const double scale = (p.weight ? p.weight[c] : p.weight_one) / __builtin_sqrt(m2 / n + 1e-5);
   p.scale[(int64_t)item * p.C + c] = (float)scale;
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
@@ -68,37 +70,44 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_filter_gate(const pk_filters p) {
   *(kr_float4 *)(p.out + row * p.Cp + c) = a;
 }
 
-enum { RUN = 8 };
+enum { RUN = 8, TAPS = 8 };
 
-/* Two filters on one input. A thread has one channel of a chunk at one frame, RUN frequencies after each other, the input moving through
- * registers. Grid: x (frames, channels), y runs of all items, z chunks. */
+/* Two filters on one input. A thread has one channel of a chunk at one frame, RUN frequencies after each other; the input moves through
+ * registers, TAPS at a time. Grid: x (frames, channels), y runs of all items, z chunks. */
 KR_KERNEL void KR_BOUNDS(128, 6) kr_pk_filter_pair(const pk_filters p) {
   const int chunk = kr_block_z(), k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2, runs = (p.F + RUN - 1) / RUN;
   const int64_t index = thread_index();
   const int c = (int)(index % p.Cp), first = kr_block_y() % runs * RUN;
   const int64_t t = index / p.Cp, item_row = (int64_t)(kr_block_y() / runs) * p.F * p.T.by + t;
   if (t >= p.T.by) return;
-  const float *x = p.x + chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.second_taps[chunk] + c;
+  const float *x = p.x + item_row * p.width + chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.second_taps[chunk] + c;
   const int64_t step = (int64_t)p.T.by * p.width;
-  float window[RUN], a[RUN], b[RUN];
+  float window[RUN + TAPS - 1], a[RUN], b[RUN];
 #pragma unroll
-  for (int i = 0; i < RUN; i++) {
+  for (int i = 0; i < RUN; i++) a[i] = p.bias[chunk][c], b[i] = p.second_bias[chunk][c];
+#pragma unroll
+  for (int i = 0; i < RUN - 1; i++) {
     const int f = first + i - before;
-    window[i] = f >= 0 && f < p.F ? x[item_row * p.width + f * step] : 0.0f;
-    a[i] = p.bias[chunk][c], b[i] = p.second_bias[chunk][c];
+    window[i] = (uint32_t)f < (uint32_t)p.F ? x[f * step] : 0.0f;
   }
-  for (int j = 0; j < k; j++) {
-    const float ta = taps_a[j * p.Cp], tb = taps_b[j * p.Cp];
-    const int next = first + RUN + j - before;
-    const float entering = next >= 0 && next < p.F ? x[item_row * p.width + next * step] : 0.0f;
+  for (int j0 = 0; j0 < k; j0 += TAPS) {
+    float ta[TAPS], tb[TAPS];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) a[i] = kr_fma(ta, window[i], a[i]), b[i] = kr_fma(tb, window[i], b[i]);
+    for (int j = 0; j < TAPS; j++) {
+      const int f = first + RUN - 1 + j0 + j - before;
+      window[RUN - 1 + j] = (uint32_t)f < (uint32_t)p.F ? x[f * step] : 0.0f;
+      ta[j] = j0 + j < k ? taps_a[(j0 + j) * p.Cp] : 0.0f;
+      tb[j] = j0 + j < k ? taps_b[(j0 + j) * p.Cp] : 0.0f;
+    }
 #pragma unroll
-    for (int i = 0; i + 1 < RUN; i++) window[i] = window[i + 1];
-    window[RUN - 1] = entering;
+    for (int j = 0; j < TAPS; j++)
+#pragma unroll
+      for (int i = 0; i < RUN; i++) a[i] = kr_fma(ta[j], window[i + j], a[i]), b[i] = kr_fma(tb[j], window[i + j], b[i]);
+#pragma unroll
+    for (int i = 0; i < RUN - 1; i++) window[i] = window[i + TAPS];
   }
   for (int i = 0; i < RUN && first + i < p.F; i++) {
-    const int64_t to = item_row * p.width + (first + i) * step + chunk * p.Cp + c;
+    const int64_t to = (item_row + (int64_t)(first + i) * p.T.by) * p.width + chunk * p.Cp + c;
     p.out[to] = a[i];
     p.second[to] = b[i];
   }
@@ -135,29 +144,80 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pool(const pk_pool p) {
 
 /* ---- Mamba: convolution, then the scan with its step and gate --------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_conv(const pk_ssm p) {
-  const int per_row = p.Ep / 4;
-  const int64_t row = thread_index() / per_row;
-  const int e = (int)(thread_index() % per_row) * 4, t = (int)(row % p.T);
-  if (row >= p.n_sequences * p.T) return;
-  kr_float4 sum = load4(p.conv_b + e);
-  for (int w = 0; w < p.W; w++) {
-    const int back = p.W - 1 - w;
-    if (back > t) continue;
-    const kr_float4 x = load4(p.xz + (row - back) * 2 * p.Ep + e);
+enum { CONV_RUN = 8, CONV_HELD = 4 };
+
+/* A thread has four channels of eight frames, its taps in registers if they are few. */
+KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_conv(const pk_ssm p) {
+  const int per_row = p.Ep / 4, runs = (p.T + CONV_RUN - 1) / CONV_RUN;
+  const int64_t run = thread_index() / per_row, sequence = run / runs;
+  const int e = (int)(thread_index() % per_row) * 4, first = (int)(run % runs) * CONV_RUN;
+  if (sequence >= p.n_sequences) return;
+  const float *x = p.xz + sequence * p.T * 2 * p.Ep + e;
+  const kr_float4 bias = load4(p.conv_b + e);
+  kr_float4 sums[CONV_RUN];
+#pragma unroll
+  for (int i = 0; i < CONV_RUN; i++) sums[i] = bias;
+  for (int w0 = 0; w0 < p.W; w0 += CONV_HELD) {
+    float taps[4][CONV_HELD];
+    kr_float4 in[CONV_RUN + CONV_HELD - 1];
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      if (e + j < p.E) sum.v[j] = kr_fma(p.conv_w[(int64_t)(e + j) * p.W + w], x.v[j], sum.v[j]);
-  }
 #pragma unroll
-  for (int j = 0; j < 4; j++) sum.v[j] = e + j < p.E ? kr_silu(sum.v[j]) : 0.0f;
-  *(kr_float4 *)(p.xc + row * p.Ep + e) = sum;
+      for (int w = 0; w < CONV_HELD; w++) taps[j][w] = e + j < p.E && w0 + w < p.W ? p.conv_w[(int64_t)(e + j) * p.W + w0 + w] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < CONV_RUN + CONV_HELD - 1; i++) {
+      const int t = first + i + w0 - (p.W - 1);
+      in[i] = load4(x + (int64_t)(t >= 0 && t < p.T ? t : 0) * 2 * p.Ep);
+#pragma unroll
+      for (int j = 0; j < 4; j++) in[i].v[j] = t >= 0 && t < p.T ? in[i].v[j] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < CONV_RUN; i++)
+#pragma unroll
+      for (int w = 0; w < CONV_HELD; w++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) sums[i].v[j] = kr_fma(taps[j][w], in[i + w].v[j], sums[i].v[j]);
+  }
+  for (int i = 0; i < CONV_RUN && first + i < p.T; i++) {
+    kr_float4 v;
+#pragma unroll
+    for (int j = 0; j < 4; j++) v.v[j] = e + j < p.E ? kr_silu(sums[i].v[j]) : 0.0f;
+    *(kr_float4 *)(p.xc + (sequence * p.T + first + i) * p.Ep + e) = v;
+  }
 }
 
-enum { STEPS = 8, MOST_RANK = 8 };
+enum { STEPS = 4, MOST_RANK = 4 };
 
-/* A thread has one channel and all its states; a block 128 channels of one sequence, eight steps at a time. */
+/* One step of all states; B and C lie behind each other. Even: exactly MOST_N of them, and aligned. */
 template <int MOST_N>
+KR_DEV float step_even(const float *BC, float delta, float du, const float (&A)[MOST_N], float (&state)[MOST_N]) {
+  float y[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int n = 0; n < MOST_N; n += 4) {
+    const kr_float4 B = load4(BC + n), C = load4(BC + MOST_N + n);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      state[n + j] = kr_fma(kr_exp2(delta * A[n + j]), state[n + j], du * B.v[j]);
+      y[j & 1] = kr_fma(state[n + j], C.v[j], y[j & 1]);
+    }
+  }
+  return y[0] + y[1];
+}
+
+template <int MOST_N>
+KR_DEV float step_any(const float *BC, int N, float delta, float du, const float (&A)[MOST_N], float (&state)[MOST_N]) {
+  float y = 0.0f;
+#pragma unroll
+  for (int n = 0; n < MOST_N; n++)
+    if (n < N) {
+      state[n] = kr_fma(kr_exp2(delta * A[n]), state[n], du * BC[n]);
+      y = kr_fma(state[n], BC[N + n], y);
+    }
+  return y;
+}
+
+/* A thread has one channel and all its states; a block 128 channels of one sequence, four steps at a time. */
+template <int MOST_N, int EVEN>
 KR_DEV void scan(const pk_ssm &p) {
   KR_DYNAMIC_SHARED(shared);
   float *const tile = (float *)shared; /* (STEPS, Xp) */
@@ -183,108 +243,164 @@ KR_DEV void scan(const pk_ssm &p) {
     kr_sync();
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-      if (i >= steps) break;
-      const float *dbl = tile + i * p.Xp, *B = dbl + p.R, *C = B + p.N;
-      float delta = bias, y = skip * u[i];
+      const float *dbl = tile + (i < steps ? i : 0) * p.Xp;
+      float delta = bias;
 #pragma unroll
       for (int r = 0; r < MOST_RANK; r++)
         if (r < p.R) delta = kr_fma(dbl[r], rank[r], delta);
       for (int r = MOST_RANK; r < p.R; r++) delta = kr_fma(dbl[r], p.dt_w[(int64_t)r * p.dt_ld + at], delta);
       delta = kr_softplus(delta);
-      const float du = delta * u[i];
-#pragma unroll
-      for (int n = 0; n < MOST_N; n++)
-        if (MOST_N == 16 || n < p.N) {
-          const int m = n < p.N ? n : 0;
-          state[n] = kr_fma(kr_exp2(delta * A[n]), state[n], n < p.N ? du * B[m] : 0.0f);
-          y = kr_fma(state[n], C[m], y);
-        }
-      if (exists) p.xc[(first + t0 + i) * p.Ep + e] = y * kr_silu(z[i]);
+      const float y = EVEN ? step_even<MOST_N>(dbl + p.R, delta, delta * u[i], A, state) : step_any<MOST_N>(dbl + p.R, p.N, delta, delta * u[i], A, state);
+      if (exists && i < steps) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
     }
   }
 }
 
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_16(const pk_ssm p) { scan<16>(p); }
-KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_64(const pk_ssm p) { scan<64>(p); }
+KR_KERNEL void KR_BOUNDS(128, 6) kr_pk_scan_even(const pk_ssm p) { scan<16, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 0>(p); }
 
 /* ---- GRU and LSTM ------------------------------------------------------------------------------------------------------ */
 
-KR_DEV float sigmoid(float x) { return 1.0f / (1.0f + kr_exp(-x)); }
-KR_DEV float hyperbolic(float x) { return kr_select(x > 15.0f, 1.0f, kr_select(x < -15.0f, -1.0f, 1.0f - 2.0f / (1.0f + kr_exp(2.0f * x)))); }
+KR_DEV float hyperbolic(float x) { return kr_select(x > 15.0f, 1.0f, kr_select(x < -15.0f, -1.0f, 1.0f - 2.0f * kr_rcp(1.0f + kr_exp(2.0f * x)))); }
 
-/* The recurrent product of one step: gate j of every sequence. */
-template <int HELD>
-KR_DEV void recurrent_gate(const pk_recurrence &p, const float *h, int j, const float *held, float *gates) {
-  for (int q = 0; q < p.group; q++) {
-    float sum = p.bias[j];
-    if (HELD) {
-#pragma unroll
-      for (int k = 0; k < HELD; k += 4) {
-        const kr_float4 v = load4(h + q * HELD + k);
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum = kr_fma(v.v[i], held[k + i], sum);
-      }
-    } else {
-      for (int k = 0; k < p.Hp; k++) sum = kr_fma(h[q * p.Hp + k], p.w[(int64_t)k * p.Np + j], sum);
-    }
-    gates[q * p.G * p.Hp + j] = sum;
-  }
+/* The recurrent product of one step: gate j. */
+KR_DEV void recurrent_gate(const pk_recurrence &p, const float *h, int j, float *gates) {
+  float sum = p.bias[j];
+#pragma unroll 4
+  for (int k = 0; k < p.Hp; k++) sum = kr_fma(h[k], p.w[(int64_t)k * p.Np + j], sum);
+  gates[j] = sum;
 }
 
-/* Unit i of sequence q. */
-KR_DEV void recurrent_unit(const pk_recurrence &p, const float *in, const float *own, int i, float *h, float *c) {
-  const int H = p.Hp;
-  if (p.G == 3) {
-    const float r = sigmoid(in[i] + own[i]), z = sigmoid(in[H + i] + own[H + i]), n = hyperbolic(in[2 * H + i] + r * own[2 * H + i]);
+/* As above for GROUP sequences, with this thread's weights in registers; two sums per sequence. */
+template <int GROUP, int HELD>
+KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], float *gates, int n_gates) {
+  float sums[GROUP][2];
+#pragma unroll
+  for (int q = 0; q < GROUP; q++) sums[q][0] = bias, sums[q][1] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < HELD; k += 4)
+#pragma unroll
+    for (int q = 0; q < GROUP; q++) {
+      const kr_float4 v = load4(h + q * HELD + k);
+#pragma unroll
+      for (int i = 0; i < 4; i++) sums[q][i & 1] = kr_fma(v.v[i], held[k + i], sums[q][i & 1]);
+    }
+#pragma unroll
+  for (int q = 0; q < GROUP; q++) gates[q * n_gates] = sums[q][0] + sums[q][1];
+}
+
+/* Unit i of a sequence: in is the input's part of its gates, own the recurrent one. */
+KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H, float *h, float *c) {
+  if (G == 3) {
+    const float r = kr_sigmoid(in[0] + own[0]), z = kr_sigmoid(in[1] + own[H]), n = hyperbolic(in[2] + r * own[2 * H]);
     *h = n + z * (*h - n);
   } else {
-    const float input = sigmoid(in[i] + own[i]), forget = sigmoid(in[H + i] + own[H + i]), cell = hyperbolic(in[2 * H + i] + own[2 * H + i]);
+    const float input = kr_sigmoid(in[0] + own[0]), forget = kr_sigmoid(in[1] + own[H]), cell = hyperbolic(in[2] + own[2 * H]);
     *c = forget * *c + input * cell;
-    *h = sigmoid(in[3 * H + i] + own[3 * H + i]) * hyperbolic(*c);
+    *h = kr_sigmoid(in[3] + own[3 * H]) * hyperbolic(*c);
   }
 }
 
-/* A block has a group of sequences; its threads share the gates, with their weights in registers if a state is HELD wide. Shared:
- * states, cells (group, Hp) each, gates (group, G Hp). */
-template <int HELD>
-KR_DEV void recurrence(const pk_recurrence &p) {
-  KR_DYNAMIC_SHARED(shared);
-  float *const h = (float *)shared, *const c = h + p.group * p.Hp, *const gates = c + p.group * p.Hp;
-  const int n_gates = p.G * p.Hp, n_units = p.group * p.Hp, threads = kr_block_threads();
-  const int64_t first = (int64_t)kr_block_x() * p.group;
-  float held[HELD ? HELD : 1];
-  if (HELD)
-    for (int k = 0; k < HELD; k++) held[k] = kr_thread() < n_gates ? p.w[(int64_t)k * p.Np + kr_thread()] : 0.0f;
-  for (int i = kr_thread(); i < 2 * n_units; i += threads) h[i] = 0.0f;
+KR_DEV void load_gates(const pk_recurrence &p, int64_t row, int unit, float (&in)[4]) {
+#pragma unroll
+  for (int g = 0; g < 4; g++) in[g] = g < p.G ? p.gates[row * p.G * p.Hp + g * p.Hp + unit] : 0.0f;
+}
+
+/* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads); what the unit
+ * reads of the next step is on its way during this one. Shared: states (GROUP, 64), gates (GROUP, G 64). */
+template <int GROUP>
+KR_DEV void recurrence_64(const pk_recurrence &p) {
+  enum { H = 64 };
+  KR_SHARED float h[GROUP * H];
+  KR_SHARED float gates[GROUP * 4 * H];
+  const int n_gates = p.G * H, gate = kr_thread() < n_gates, q = kr_thread() / H, unit = kr_thread() % H;
+  const int64_t sequence = (int64_t)kr_block_x() * GROUP + q;
+  const int exists = q < GROUP && sequence < p.n_sequences;
+  float held[H], in[4] = {0.0f, 0.0f, 0.0f, 0.0f}, state = 0.0f, cell = 0.0f;
+#pragma unroll
+  for (int k = 0; k < H; k++) held[k] = gate ? p.w[(int64_t)k * p.Np + kr_thread()] : 0.0f;
+  const float bias = gate ? p.bias[kr_thread()] : 0.0f;
+  if (q < GROUP) h[kr_thread()] = 0.0f;
+  if (exists) load_gates(p, sequence * p.T, unit, in);
   kr_sync();
   for (int t = 0; t < p.T; t++) {
-    for (int j = kr_thread(); j < n_gates; j += threads) recurrent_gate<HELD>(p, h, j, held, gates);
+    float next[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (exists && t + 1 < p.T) load_gates(p, sequence * p.T + t + 1, unit, next);
+    if (gate) held_gate<GROUP>(h, bias, held, gates + kr_thread(), n_gates);
     kr_sync();
-    for (int i = kr_thread(); i < n_units; i += threads) {
-      const int q = i / p.Hp, unit = i % p.Hp;
-      if (first + q >= p.n_sequences) continue;
-      const int64_t row = (first + q) * p.T + t;
-      recurrent_unit(p, p.gates + row * n_gates, gates + q * n_gates, unit, &h[i], &c[i]);
-      p.out[row * p.Hp + unit] = h[i];
+    if (exists) {
+      recurrent_unit(p.G, in, gates + q * n_gates + unit, H, &state, &cell);
+      h[kr_thread()] = state;
+      p.out[(sequence * p.T + t) * H + unit] = state;
+    }
+#pragma unroll
+    for (int g = 0; g < 4; g++) in[g] = next[g];
+    kr_sync();
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_1(const pk_recurrence p) { recurrence_64<1>(p); }
+KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_2(const pk_recurrence p) { recurrence_64<2>(p); }
+KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_4(const pk_recurrence p) { recurrence_64<4>(p); }
+
+/* Any width, one sequence per block. Shared: states and cells (Hp), gates (G Hp). */
+KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence(const pk_recurrence p) {
+  KR_DYNAMIC_SHARED(shared);
+  float *const h = (float *)shared, *const c = h + p.Hp, *const gates = c + p.Hp;
+  const int64_t first = (int64_t)kr_block_x() * p.T;
+  for (int i = kr_thread(); i < 2 * p.Hp; i += 256) h[i] = 0.0f;
+  kr_sync();
+  for (int t = 0; t < p.T; t++) {
+    for (int j = kr_thread(); j < p.G * p.Hp; j += 256) recurrent_gate(p, h, j, gates);
+    kr_sync();
+    for (int i = kr_thread(); i < p.Hp; i += 256) {
+      float in[4];
+      load_gates(p, first + t, i, in);
+      recurrent_unit(p.G, in, gates + i, p.Hp, &h[i], &c[i]);
+      p.out[(first + t) * p.Hp + i] = h[i];
     }
     kr_sync();
   }
 }
 
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64(const pk_recurrence p) { recurrence<64>(p); }
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence(const pk_recurrence p) { recurrence<0>(p); }
-
-/* ---- one value at a time ------------------------------------------------------------------------------------------------ */
+/* ---- four values at a time ------------------------------------------------------------------------------------------------ */
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pointwise(const pk_pointwise p) {
-  const int64_t i = thread_index(), c = i % p.Cp;
+  const int64_t i = thread_index() * 4;
+  const int c = (int)(i % p.Cp);
   if (i >= p.n) return;
-  float v = p.x[i];
-  if (p.beta) v = kr_fma(p.beta[c], v, v);
+  kr_float4 v = load4(p.x + i);
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    if (p.beta) v.v[j] = kr_fma(p.beta[c + j], v.v[j], v.v[j]);
   if (p.affine.scale) {
     const int64_t at = i / p.per_item * p.Cp + c;
-    v = kr_fma(v, p.affine.scale[at], p.affine.shift[at]);
-    v = v < 0.0f ? v * p.affine.slope[c] : v;
+    const kr_float4 scale = load4(p.affine.scale + at), shift = load4(p.affine.shift + at), slope = load4(p.affine.slope + c);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      v.v[j] = kr_fma(v.v[j], scale.v[j], shift.v[j]);
+      v.v[j] = v.v[j] < 0.0f ? v.v[j] * slope.v[j] : v.v[j];
+    }
   }
-  p.x[i] = v;
+  *(kr_float4 *)(p.x + i) = v;
+}
+
+/* Norm over the channels of rows too wide for the product to do it. A warp has a row. */
+KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_norm(const pk_row_norm p) {
+  const int64_t row = thread_index() >> 5;
+  const int lane = kr_thread() & 31;
+  if (row >= p.n_rows) return;
+  float mean = 0.0f, squares = 0.0f;
+  for (int c = lane; c < p.C; c += 32) mean += p.x[row * p.Cp + c];
+#pragma unroll
+  for (int d = 16; d; d >>= 1) mean += kr_shuffle_xor(mean, d);
+  mean /= (float)p.C;
+  for (int c = lane; c < p.C; c += 32) {
+    const float v = p.x[row * p.Cp + c] - mean;
+    squares = kr_fma(v, v, squares);
+  }
+#pragma unroll
+  for (int d = 16; d; d >>= 1) squares += kr_shuffle_xor(squares, d);
+  const float scale = 1.0f / __builtin_sqrtf(squares / (float)p.C + 1e-6f);
+  for (int c = lane; c < p.Cp; c += 32) p.out[row * p.Cp + c] = c < p.C ? (p.x[row * p.Cp + c] - mean) * scale : 0.0f;
 }

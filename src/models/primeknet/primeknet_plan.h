@@ -19,10 +19,10 @@ typedef struct pk_affine {
 enum {
   KR_PK_A_ROWS,   /* read */
   KR_PK_A_PAIR,   /* read, two columns only */
-  KR_PK_A_NORM,   /* read and normalised over the channels */
+  KR_PK_A_NORM,   /* read and normalised over the channels, 64 at most */
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
-  KR_PK_A_TAPS,   /* column s * Cp + c: channel c at frequency f f_step + f_offset[s], zero outside */
-  KR_PK_A_DENSE   /* column s * Cp + c: channel c of source s after its 3x3 filter */
+  KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
+  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter */
 };
 
 /* out = what the epilogue makes of A W + bias */
@@ -40,13 +40,13 @@ typedef struct pk_product {
   kr_divisor T;                   /* frames: row = frequency * T + frame */
   int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
+  int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile and rows do not differ by panel */
   int32_t Np, n_store;            /* columns of a panel as packed; columns of its output that are stored */
   const float *A[KR_PK_SOURCES];
   int64_t lda, a_panel;           /* floats between rows; between the columns of panels */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
   int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
   int32_t F, f_step, f_offset[3]; /* of the sources: frequencies; KR_PK_A_TAPS */
-  pk_affine affine[KR_PK_SOURCES];
   const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES];
   const float *w[KR_PK_SOURCES], *bias[KR_PK_SOURCES]; /* per source or per panel; bias of the panel */
   int64_t fragments;              /* floats from w to its fragments */
@@ -100,7 +100,7 @@ typedef struct pk_recurrence {
   const float *w, *bias;
   float *out;         /* (sequences, T, Hp) */
   int64_t n_sequences;
-  int32_t T, Hp, G, Np, group; /* G 3: GRU, 4: LSTM; group: sequences per block */
+  int32_t T, Hp, G, Np; /* G 3: GRU, 4: LSTM */
 } pk_recurrence;
 
 /* From the spectrum to planes and back, and the decoders' last steps. */
@@ -128,5 +128,12 @@ typedef struct pk_pointwise {
   int64_t n, per_item;
   int32_t Cp;
 } pk_pointwise;
+
+typedef struct pk_row_norm {
+  const float *x;
+  float *out;
+  int64_t n_rows;
+  int32_t C, Cp;
+} pk_row_norm;
 
 #endif

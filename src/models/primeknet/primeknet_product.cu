@@ -4,7 +4,16 @@
 #include "pack.cuh"
 #include "primeknet_plan.h"
 
-enum { LD = KR_PK_COLUMNS + 4, WIDTH = 64 };
+enum { LD = KR_PK_COLUMNS + 4, WIDTH = 64, HELD = 8 };
+
+/* A thread makes four columns of eight rows: rows r, r + 8, ... with r = thread / 16. They stay in registers until the tile is free, so
+ * that loads overlap each other and the product before. */
+typedef struct held {
+  kr_float4 v[HELD];
+} held;
+
+KR_DEV int own_row(int i) { return (kr_thread() >> 4) + i * 8; }
+KR_DEV int own_column(void) { return (kr_thread() & 15) * 4; }
 
 typedef struct place {
   uint32_t f, t;
@@ -24,114 +33,109 @@ KR_DEV kr_float4 zero4(void) {
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
-KR_DEV kr_float4 affine4(kr_float4 v, const pk_affine &a, int64_t item_c, int c) {
-  if (!a.scale) return v;
-  const kr_float4 scale = load4(a.scale + item_c), shift = load4(a.shift + item_c), slope = load4(a.slope + c);
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float x = kr_fma(v.v[i], scale.v[i], shift.v[i]);
-    v.v[i] = x < 0.0f ? x * slope.v[i] : x;
-  }
-  return v;
-}
-
-/* Channel c.. of source s at (f, t), as its norm leaves it; zero outside. */
+/* Channel c.. of source s at (f, t); zero outside. */
 KR_DEV kr_float4 source4(const pk_product &p, int s, int item, int f, int t, int c) {
-  if (f < 0 || f >= p.F || t < 0 || t >= (int)p.T.by) return zero4();
-  return affine4(load4(p.A[s] + (((int64_t)item * p.F + f) * p.T.by + t) * p.K + c), p.affine[s], (int64_t)item * p.K + c, c);
+  if ((uint32_t)f >= (uint32_t)p.F || (uint32_t)t >= p.T.by) return zero4();
+  return load4(p.A[s] + (((int64_t)item * p.F + f) * p.T.by + t) * p.K + c);
 }
 
-KR_DEV kr_float4 filtered4(const pk_product &p, int s, int item, place at, int c) {
-  kr_float4 sum = load4(p.taps_bias[s] + c);
-  const int first = (int)at.t - p.dilation * (p.causal ? 2 : 1);
+KR_DEV void load_taps(const pk_product &p, int s, int item, int64_t first_row, int c, held &h) {
 #pragma unroll
-  for (int i = 0; i < 9; i++) {
-    const kr_float4 tap = load4(p.taps[s] + i * p.K + c), v = source4(p, s, item, (int)at.f + i % 3 - 1, first + i / 3 * p.dilation, c);
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum.v[j] = kr_fma(tap.v[j], v.v[j], sum.v[j]);
+  for (int i = 0; i < HELD; i++) {
+    const place at = place_of(p, (uint32_t)(first_row + own_row(i)));
+    h.v[i] = first_row + own_row(i) < p.rows_per_item ? source4(p, s, item, (int)at.f * p.f_step + p.f_offset[s], (int)at.t, c) : zero4();
   }
-  return sum;
 }
 
-KR_DEV kr_float4 scaled4(const pk_product &p, kr_float4 v, int64_t row, int c) {
+KR_DEV void load_filtered(const pk_product &p, int s, int item, int64_t first_row, int c, held &h) {
+  kr_float4 taps[9];
+  const kr_float4 bias = load4(p.taps_bias[s] + c);
+#pragma unroll
+  for (int k = 0; k < 9; k++) taps[k] = load4(p.taps[s] + k * p.K + c);
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    const place at = place_of(p, (uint32_t)(first_row + own_row(i)));
+    const int first = (int)at.t - p.dilation * (p.causal ? 2 : 1), inside = first_row + own_row(i) < p.rows_per_item;
+    kr_float4 v[9], sum = bias;
+#pragma unroll
+    for (int k = 0; k < 9; k++) v[k] = source4(p, s, item, inside ? (int)at.f + k % 3 - 1 : -1, first + k / 3 * p.dilation, c);
+#pragma unroll
+    for (int k = 0; k < 9; k++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum.v[j] = kr_fma(taps[k].v[j], v[k].v[j], sum.v[j]);
+    h.v[i] = sum;
+  }
+}
+
+KR_DEV const float *factors_of(const pk_product &p, int64_t row, int c) {
   const uint32_t f = kr_divide((uint32_t)row, p.T);
   int64_t sequence = f;
   if (p.frames_are_sequences) sequence = (int64_t)(f / (uint32_t)p.F) * p.T.by + ((uint32_t)row - f * p.T.by);
-  const kr_float4 factor = load4(p.factors + sequence * p.K + c);
+  return p.factors + sequence * p.K + c;
+}
+
+KR_DEV void load_rows(const pk_product &p, int s, int item, int64_t first_row, int panel, int c, held &h) {
+  const int64_t whole = (int64_t)item * p.rows_per_item + first_row;
 #pragma unroll
-  for (int i = 0; i < 4; i++) v.v[i] *= factor.v[i];
+  for (int i = 0; i < HELD; i++) {
+    const int64_t row = whole + own_row(i);
+    h.v[i] = zero4();
+    if (first_row + own_row(i) >= p.rows_per_item) continue;
+    if (p.kind != KR_PK_A_PAIR) h.v[i] = load4(p.A[s] + row * p.lda + panel * p.a_panel + c);
+    else if (c == 0) h.v[i].v[0] = p.A[0][row * 2], h.v[i].v[1] = p.A[0][row * 2 + 1];
+  }
+  if (p.kind != KR_PK_A_SCALED) return;
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    if (first_row + own_row(i) >= p.rows_per_item) continue;
+    const kr_float4 factor = load4(factors_of(p, whole + own_row(i), c));
+#pragma unroll
+    for (int j = 0; j < 4; j++) h.v[i].v[j] *= factor.v[j];
+  }
+}
+
+/* Columns c0.. of source s; beyond the source's width zeros. KIND is the plan's, or KR_PK_A_ROWS for all that only read. */
+template <int KIND>
+KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int panel, int c0, held &h) {
+  const int c = c0 + own_column();
+  if (c >= p.K) {
+#pragma unroll
+    for (int i = 0; i < HELD; i++) h.v[i] = zero4();
+  } else if (KIND == KR_PK_A_DENSE) load_filtered(p, s, item, first_row, c, h);
+  else if (KIND == KR_PK_A_TAPS) load_taps(p, s, item, first_row, c, h);
+  else load_rows(p, s, item, first_row, panel, c, h);
+}
+
+KR_DEV void put(const held &h, float *tile) {
+#pragma unroll
+  for (int i = 0; i < HELD; i++) *(kr_float4 *)(tile + own_row(i) * LD + own_column()) = h.v[i];
+}
+
+/* ---- norm over the channels: of one tile at most; sixteen threads share a row ----------------------------------------------------------- */
+
+KR_DEV float row_sum(float v) {
+#pragma unroll
+  for (int d = 8; d; d >>= 1) v += kr_shuffle_xor(v, d);
   return v;
 }
 
-/* Four columns of one row of A. KIND is the plan's, or KR_PK_A_ROWS for the three that only read. */
-template <int KIND>
-KR_DEV kr_float4 element4(const pk_product &p, int s, int item, uint32_t row, int panel, int c) {
-  const int64_t whole = (int64_t)item * p.rows_per_item + row;
-  if (KIND == KR_PK_A_DENSE) return filtered4(p, s, item, place_of(p, row), c);
-  if (KIND == KR_PK_A_TAPS) {
-    const place at = place_of(p, row);
-    return source4(p, s, item, (int)at.f * p.f_step + p.f_offset[s], (int)at.t, c);
-  }
-  if (KIND == KR_PK_A_ROWS && p.kind == KR_PK_A_PAIR) {
-    kr_float4 v = zero4();
-    if (c == 0) v.v[0] = p.A[0][whole * 2], v.v[1] = p.A[0][whole * 2 + 1];
-    return v;
-  }
-  const kr_float4 v = load4(p.A[s] + whole * p.lda + panel * p.a_panel + c);
-  return KIND == KR_PK_A_ROWS && p.kind == KR_PK_A_SCALED ? scaled4(p, v, whole, c) : v;
-}
-
-/* Columns c0.. of one source, up to 64 of them; the next multiple of 16 is zeros. */
-template <int KIND>
-KR_DEV void load_tile(const pk_product &p, int s, int item, int64_t first_row, int panel, int c0, int width, float *tile) {
-  for (int i = kr_thread(); i < KR_PK_ROWS * (WIDTH / 4); i += KR_PK_THREADS) {
-    const int row = i / (WIDTH / 4), c = i % (WIDTH / 4) * 4;
-    if (c >= width) continue;
-    kr_float4 v = zero4();
-    if (first_row + row < p.rows_per_item) v = element4<KIND>(p, s, item, (uint32_t)(first_row + row), panel, c0 + c);
-    *(kr_float4 *)(tile + row * LD + c) = v;
-  }
-}
-
-/* ---- norm over the channels: two threads share a row --------------------------------------------------------------- */
-
-KR_DEV float pair_sum(float v) { return v + kr_shuffle_xor(v, 1); }
-
-KR_DEV void normalise_tile(const pk_product &p, int c0, int width, float mean, float scale, float *tile) {
-  float *row = tile + (kr_thread() >> 1) * LD + (kr_thread() & 1) * (WIDTH / 2);
-  const int first = c0 + (kr_thread() & 1) * (WIDTH / 2);
-  for (int c = 0; c < WIDTH / 2; c++)
-    if (first + c - c0 < width) row[c] = first + c < p.n_channels ? (row[c] - mean) * scale : 0.0f;
-}
-
-KR_DEV float tile_sum(const pk_product &p, int c0, float mean, int squared, const float *tile) {
-  const float *row = tile + (kr_thread() >> 1) * LD + (kr_thread() & 1) * (WIDTH / 2);
-  const int first = c0 + (kr_thread() & 1) * (WIDTH / 2);
-  float sum = 0.0f;
-  for (int c = 0; c < WIDTH / 2 && first + c < p.n_channels; c++) {
-    const float d = row[c] - mean;
-    sum += squared ? d * d : d;
-  }
-  return pair_sum(sum);
-}
-
-/* The moments of this thread's row. Rows of more than one tile are read again for each of them. */
-KR_DEV void row_moments(const pk_product &p, int item, int64_t first_row, float *tile, float *mean, float *scale) {
-  float total = 0.0f, squares = 0.0f;
-  for (int pass = 0; pass < 2; pass++) {
-    for (int c0 = 0; c0 < p.K; c0 += WIDTH) {
-      const int width = p.K - c0 < WIDTH ? p.K - c0 : WIDTH;
-      if (pass == 0 || p.K > WIDTH) {
-        kr_sync();
-        load_tile<KR_PK_A_NORM>(p, 0, item, first_row, 0, c0, width, tile);
-        kr_sync();
-      }
-      if (pass == 0) total += tile_sum(p, c0, 0.0f, 0, tile);
-      else squares += tile_sum(p, c0, *mean, 1, tile);
+KR_DEV void normalise(const pk_product &p, held &h) {
+  const int c = own_column();
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum += h.v[i].v[j]; /* padding is zero */
+    const float mean = row_sum(sum) / (float)p.n_channels;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      h.v[i].v[j] = c + j < p.n_channels ? h.v[i].v[j] - mean : 0.0f;
+      squares = kr_fma(h.v[i].v[j], h.v[i].v[j], squares);
     }
-    if (pass == 0) *mean = total / (float)p.n_channels;
+    const float scale = 1.0f / __builtin_sqrtf(row_sum(squares) / (float)p.n_channels + 1e-6f);
+#pragma unroll
+    for (int j = 0; j < 4; j++) h.v[i].v[j] *= scale;
   }
-  *scale = 1.0f / __builtin_sqrtf(squares / (float)p.n_channels + 1e-6f);
 }
 
 /* ---- the product of a tile ----------------------------------------------------------------------------------------- */
@@ -147,11 +151,14 @@ KR_DEV void clear(sums &s) {
   for (int i = 0; i < 32; i++) s.v[i / 4][i % 4] = 0.0f;
 }
 
-KR_DEV void multiply(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
+/* WHOLE: the width is known to be 64. */
+template <int WHOLE>
+KR_DEV void multiply_by(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
   const int column = column0 + (kr_thread() & 15) * 4;
   const float *rows = tile + (kr_thread() >> 4) * LD;
   if (column >= p.Np) return;
-  for (int k = 0; k < width; k += 4) {
+#pragma unroll WHOLE ? 2 : 1
+  for (int k = 0; k < (WHOLE ? WIDTH : width); k += 4) {
     kr_float4 b[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) b[j] = load4(w + (int64_t)(k + j) * p.Np + column);
@@ -199,10 +206,12 @@ KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-KR_DEV void multiply(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
+template <int WHOLE>
+KR_DEV void multiply_by(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, n_blocks = p.Np / 8, first = column0 / 8 + (warp & 1) * 4;
   const float *rows = tile + ((warp >> 1) * 32 + (lane >> 2)) * LD + (lane & 3);
-  for (int k = 0; k < width; k += 16) {
+#pragma unroll WHOLE ? 2 : 1
+  for (int k = 0; k < (WHOLE ? WIDTH : width); k += 16) {
     kr_float4 b[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) b[j] = first + j < n_blocks ? load4(w + (((int64_t)(k / 16) * n_blocks + first + j) * 32 + lane) * 4) : zero4();
@@ -233,6 +242,11 @@ KR_DEV void spill(const sums &s, float *tile) {
 KR_DEV const float *weights_at(const pk_product &p, const float *w, int k) { return w + p.fragments + (int64_t)k * p.Np; }
 #endif
 
+KR_DEV void multiply(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
+  if (width == WIDTH) multiply_by<1>(p, tile, w, column0, width, s);
+  else multiply_by<0>(p, tile, w, column0, width, s);
+}
+
 /* ---- the way out --------------------------------------------------------------------------------------------------- */
 
 KR_DEV int64_t out_row(const pk_product &p, int item, uint32_t row) {
@@ -241,31 +255,34 @@ KR_DEV int64_t out_row(const pk_product &p, int item, uint32_t row) {
   return ((int64_t)item * p.out_F + at.f * p.out_step + p.out_offset) * p.T.by + at.t;
 }
 
-KR_DEV void store4(const pk_product &p, int64_t row, int64_t column, int64_t at, kr_float4 v) {
-  if (p.epilogue == KR_PK_ADD || p.epilogue == KR_PK_MUL) {
-    const kr_float4 e = load4(p.E + at);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v.v[i] = p.epilogue == KR_PK_ADD ? e.v[i] + v.v[i] : e.v[i] * v.v[i];
-    if (p.X) {
-      const kr_float4 x = load4(p.X + row * p.ldo + column), beta = load4(p.beta + column);
-#pragma unroll
-      for (int i = 0; i < 4; i++) v.v[i] = kr_fma(beta.v[i], x.v[i], v.v[i]);
-    }
-  }
-  *(kr_float4 *)(p.out + at) = v;
-}
-
+/* Four columns of eight rows, or of four when neighbouring columns are multiplied. All reads come before the writes. */
+template <int GATE>
 KR_DEV void store_tile(const pk_product &p, int item, int64_t first_row, int panel, int column0, const float *tile) {
-  const int gate = p.epilogue == KR_PK_GATE, columns = gate ? KR_PK_COLUMNS / 2 : KR_PK_COLUMNS, out0 = gate ? column0 / 2 : column0;
-  for (int i = kr_thread(); i < KR_PK_ROWS * columns / 4; i += KR_PK_THREADS) {
-    const int row = i / (columns / 4), c = i % (columns / 4) * 4;
-    if (first_row + row >= p.rows_per_item || out0 + c >= p.n_store) continue;
-    const float *from = tile + row * LD + (gate ? 2 * c : c), *bias = p.bias[panel] + column0 + (gate ? 2 * c : c);
+  enum { PER_ROW = GATE ? KR_PK_COLUMNS / 8 : KR_PK_COLUMNS / 4, N = KR_PK_ROWS * PER_ROW / KR_PK_THREADS };
+  const int c = kr_thread() % PER_ROW * 4, column = (GATE ? column0 / 2 : column0) + c;
+  const float *bias = p.bias[panel] + column0 + (GATE ? 2 * c : c);
+  kr_float4 e[N] = {};
+  int64_t to[N];
+  if (column >= p.n_store) return;
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int64_t row = first_row + kr_thread() / PER_ROW + i * (KR_PK_THREADS / PER_ROW);
+    to[i] = row < p.rows_per_item ? out_row(p, item, (uint32_t)row) : -1;
+    if (!GATE && p.E && to[i] >= 0) e[i] = load4(p.E + to[i] * p.ldo + panel * p.out_panel + column);
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if (to[i] < 0) continue;
+    const float *from = tile + (kr_thread() / PER_ROW + i * (KR_PK_THREADS / PER_ROW)) * LD + (GATE ? 2 * c : c);
     kr_float4 v;
 #pragma unroll
-    for (int j = 0; j < 4; j++) v.v[j] = gate ? (from[2 * j] + bias[2 * j]) * (from[2 * j + 1] + bias[2 * j + 1]) : from[j] + bias[j];
-    const int64_t to = out_row(p, item, (uint32_t)(first_row + row));
-    store4(p, to, out0 + c, to * p.ldo + panel * p.out_panel + out0 + c, v);
+    for (int j = 0; j < 4; j++) {
+      if (GATE) v.v[j] = (from[2 * j] + bias[2 * j]) * (from[2 * j + 1] + bias[2 * j + 1]);
+      else v.v[j] = from[j] + bias[j];
+      if (!GATE && p.E) v.v[j] = p.epilogue == KR_PK_MUL ? e[i].v[j] * v.v[j] : e[i].v[j] + v.v[j];
+      if (!GATE && p.X) v.v[j] = kr_fma(p.beta[column + j], p.X[to[i] * p.ldo + column + j], v.v[j]);
+    }
+    *(kr_float4 *)(p.out + to[i] * p.ldo + panel * p.out_panel + column) = v;
   }
 }
 
@@ -294,37 +311,40 @@ KR_DEV void measure_tile(const pk_product &p, int item, int64_t first_row, int c
 template <int KIND>
 KR_DEV void product(const pk_product &p) {
   KR_SHARED float tile[KR_PK_ROWS * LD];
-  const int tiles = (p.Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS, panel = kr_block_y() / tiles, column0 = kr_block_y() % tiles * KR_PK_COLUMNS;
-  const int item = kr_block_z();
-  const int64_t first_row = (int64_t)kr_block_x() * KR_PK_ROWS;
-  float mean = 0.0f, scale = 0.0f;
-  sums acc;
-  clear(acc);
-  if (KIND == KR_PK_A_NORM) row_moments(p, item, first_row, tile, &mean, &scale);
-  for (int s = 0; s < p.n_sources; s++)
-    for (int c0 = 0; c0 < p.K; c0 += WIDTH) {
-      const int width = p.K - c0 < WIDTH ? p.K - c0 : WIDTH;
-      if (KIND != KR_PK_A_NORM || p.K > WIDTH) {
-        kr_sync();
-        load_tile<KIND>(p, s, item, first_row, panel, c0, width, tile);
-      }
-      if (KIND == KR_PK_A_NORM) {
-        kr_sync();
-        normalise_tile(p, c0, width, mean, scale, tile);
-      }
-      kr_sync();
-      multiply(p, tile, weights_at(p, p.w[p.n_sources > 1 ? s : panel], c0), column0, width, acc);
-    }
-  kr_sync();
-  spill(acc, tile);
-  kr_sync();
-  store_tile(p, item, first_row, panel, column0, tile);
-  if (!p.partial) return;
+  KR_SHARED float results[KR_PK_ROWS * LD];
   KR_SHARED float column_totals[KR_PK_THREADS];
-  measure_tile(p, item, first_row, column0, tile, column_totals);
+  const int per_panel = (p.Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS, first_tile = kr_block_y() * p.tiles_per_block, item = kr_block_z();
+  const int n_chunks = (p.K + WIDTH - 1) / WIDTH * p.n_sources;
+  const int64_t first_row = (int64_t)kr_block_x() * KR_PK_ROWS;
+  held h;
+  load<KIND>(p, 0, item, first_row, first_tile / per_panel, 0, h);
+  if (KIND == KR_PK_A_NORM) normalise(p, h);
+  for (int i = first_tile; i < first_tile + p.tiles_per_block; i++) {
+    const int panel = i / per_panel, column0 = i % per_panel * KR_PK_COLUMNS;
+    sums acc;
+    clear(acc);
+    for (int chunk = 0, s = 0, c0 = 0; chunk < n_chunks; chunk++) {
+      if (i == first_tile || n_chunks > 1) { /* with one chunk, the tile serves every column */
+        put(h, tile);
+        kr_sync();
+      }
+      const int at = c0, source = s;
+      c0 += WIDTH;
+      if (c0 >= p.K) c0 = 0, s++;
+      if (KIND != KR_PK_A_NORM && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, panel, c0, h);
+      multiply(p, tile, weights_at(p, p.w[p.n_sources > 1 ? source : panel], at), column0, p.K - at < WIDTH ? p.K - at : WIDTH, acc);
+      if (n_chunks > 1) kr_sync();
+    }
+    kr_sync();
+    spill(acc, results);
+    kr_sync();
+    if (p.epilogue == KR_PK_GATE) store_tile<1>(p, item, first_row, panel, column0, results);
+    else store_tile<0>(p, item, first_row, panel, column0, results);
+    if (p.partial) measure_tile(p, item, first_row, column0, results, column_totals);
+  }
 }
 
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_product(const pk_product p) { product<KR_PK_A_ROWS>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_product_norm(const pk_product p) { product<KR_PK_A_NORM>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_product_dense(const pk_product p) { product<KR_PK_A_DENSE>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product(const pk_product p) { product<KR_PK_A_ROWS>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_norm(const pk_product p) { product<KR_PK_A_NORM>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_dense(const pk_product p) { product<KR_PK_A_DENSE>(p); }
