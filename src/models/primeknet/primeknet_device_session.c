@@ -13,7 +13,7 @@ static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single windo
 static const kr_kernel products[2][4] = {
     {{"primeknet_product", "kr_pk_product"}, {"primeknet_product", "kr_pk_product_norm"}, {"primeknet_product", "kr_pk_product_taps"}, {"primeknet_product", "kr_pk_product_dense"}},
     {{"primeknet_product_tf32", "kr_pk_product"}, {"primeknet_product_tf32", "kr_pk_product_norm"}, {"primeknet_product_tf32", "kr_pk_product_taps"}, {"primeknet_product_tf32", "kr_pk_product_dense"}}};
-static const kr_kernel row_norm = {"primeknet_layers", "kr_pk_norm"}, spectrum = {"primeknet_planes", "kr_pk_spectrum"};
+static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
 static pk_timed *timed_of(pk_device_session *s, const char *name) {
   for (int i = 0; i < KR_PK_N_TIMED; i++) {
@@ -40,7 +40,7 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
   if (!p) return KRAIT_OK;
   const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources, out = (double)p->n_store * p->n_panels;
   t->flops += 2 * rows * in * p->Np * p->n_panels + (p->kind == KR_PK_A_DENSE ? 18 * rows * in : 0);
-  t->bytes += 4 * rows * ((p->a_panel ? in * p->n_panels : in) + out * (p->E ? 2 : 1) + (p->X ? out : 0));
+  t->bytes += 4 * rows * (in + out * (p->E ? 2 : 1) + (p->X ? out : 0));
   return KRAIT_OK;
 }
 
@@ -59,18 +59,10 @@ pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kin
 
 /* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
 static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, int64_t row_blocks, int32_t tiles) {
-  if (p->K > KR_PK_COLUMNS || p->n_sources > 1 || p->a_panel) return 1;
+  if (p->K > KR_PK_COLUMNS || p->n_sources > 1) return 1;
   int32_t per_block = tiles;
   while (per_block % 2 == 0 && row_blocks * (tiles / per_block) < 4 * (int64_t)kr_cuda_info(s->device->cuda)->n_multiprocessors) per_block /= 2;
   return per_block;
-}
-
-/* Rows wider than a tile are normalised in a pass of their own. */
-static void normalise_rows(pk_device_session *s, pk_product *p) {
-  const pk_row_norm norm = {.x = p->A[0], .out = s->normed, .n_rows = p->rows_per_item * p->n_items, .C = p->n_channels, .Cp = p->K};
-  pk_launch(s, &row_norm, (kr_grid){.x = (uint32_t)((norm.n_rows + 3) / 4), .block = 128}, &norm, sizeof norm);
-  p->A[0] = s->normed;
-  p->kind = KR_PK_A_ROWS;
 }
 
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
@@ -79,10 +71,9 @@ void pk_launch_product(pk_device_session *s, const pk_product *p) {
   const int32_t tiles = (p->Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS * p->n_panels;
   const int64_t row_blocks = (p->rows_per_item + KR_PK_ROWS - 1) / KR_PK_ROWS;
   pk_product whole = *p;
-  if (p->kind == KR_PK_A_NORM && p->K > KR_PK_COLUMNS) normalise_rows(s, &whole);
   whole.tiles_per_block = tiles_per_block(s, p, row_blocks * p->n_items, tiles);
   const kr_grid grid = {.x = (uint32_t)row_blocks, .y = (uint32_t)(tiles / whole.tiles_per_block), .z = (uint32_t)p->n_items, .block = KR_PK_THREADS};
-  pk_launch(s, &products[tf32][column_of[whole.kind]], grid, &whole, sizeof whole);
+  pk_launch(s, &products[tf32][column_of[p->kind]], grid, &whole, sizeof whole);
 }
 
 /* ---- memory: everything that lives through a pass, then what one phase uses and the next does not ---------------------- */
@@ -118,14 +109,13 @@ static void place_stages(layout *l, pk_device_session *s, int64_t n) {
   const int64_t half = n * c->F2 * s->T, longest = c->F2 > s->T ? c->F2 : s->T;
   s->y = place(l, half * m->Cp);
   s->g = place(l, half * m->Cp);
-  if (m->Cp > KR_PK_COLUMNS) s->normed = place(l, half * m->Cp);
   s->factors = place(l, n * longest * m->Cp);
   const uint64_t shared = l->used;
   if (c->stage == KR_PK_MAMBA) s->xz = place(l, half * 2 * m->Ep), s->xc = place(l, half * m->Ep), s->dbl = place(l, half * m->Xp);
   else s->gates = place(l, half * 4 * m->Hp), s->steps = place(l, half * m->Hp);
   l->used = shared;
   s->pair = place(l, half * 2 * m->Cp);
-  for (int i = 0; i < 3; i++) s->chunks[i] = place(l, half * c->n_kernels * m->Cp);
+  s->chunks = place(l, half * c->n_kernels * m->Cp);
 }
 
 static void place_all(layout *l, pk_device_session *s, int64_t n) {

@@ -4,9 +4,10 @@
 static const kr_kernel conv = {"primeknet_layers", "kr_pk_conv"}, scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_layers", "kr_pk_recurrence_64_1"}, {"primeknet_layers", "kr_pk_recurrence_64_2"}, {"primeknet_layers", "kr_pk_recurrence_64_4"}};
 static const kr_kernel recurrence = {"primeknet_layers", "kr_pk_recurrence"};
-static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, filter_gate = {"primeknet_layers", "kr_pk_filter_gate"}, filter_pair = {"primeknet_layers", "kr_pk_filter_pair"};
+static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
+static const kr_kernel feed_forward_kernels[] = {{"primeknet_product", "kr_pk_feed_forward"}, {"primeknet_product_tf32", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
-enum { FILTER_RUN = 8, CONV_RUN = 8, SCAN_STEPS = 4 }; /* as in primeknet_layers.cu */
+enum { CONV_RUN = 8, SCAN_STEPS = 4, SIDE = 8 }; /* as in the .cu files */
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -103,56 +104,36 @@ void pk_device_time_stage(pk_device_session *s, const pk_block *block) {
 
 /* ---- frequency --------------------------------------------------------------------------------------------------------- */
 
-static pk_filters filters_of(const pk_device_session *s, const float *x, int64_t width, float *out) {
-  const kr_primeknet *m = s->model;
-  return (pk_filters){.n_rows = all_rows(s), .T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .width = (int32_t)width, .x = x, .out = out};
-}
-
 static void gate_frequencies(pk_device_session *s, const pk_attention *a, const float *from) {
   const kr_primeknet *m = s->model;
-  pk_product gate = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
-  pk_launch_product(s, &gate);
-  pk_filters f = filters_of(s, s->pair, 2 * m->Cp, s->g);
-  f.k[0] = (int32_t)a->k;
-  f.taps[0] = pk_weight(s, a->taps);
-  f.bias[0] = pk_weight(s, a->taps_bias);
-  pk_launch(s, &filter_gate, (kr_grid){.x = blocks_of(f.n_rows * m->Cp / 4, 128), .block = 128}, &f, sizeof f);
+  const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
+  pk_launch_product(s, &both);
+  const pk_gate gate = {.n_rows = all_rows(s), .T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .k = (int32_t)a->k,
+                        .x = s->pair, .taps = pk_weight(s, a->taps), .bias = pk_weight(s, a->taps_bias), .out = s->g};
+  pk_launch(s, &gate_kernel, (kr_grid){.x = blocks_of(gate.n_rows * m->Cp / 4, 128), .block = 128}, &gate, sizeof gate);
 }
 
-static void filter_chunks(pk_device_session *s, const pk_prime *prime, int64_t width) {
-  const kr_primeknet *m = s->model;
-  pk_filters f = filters_of(s, s->chunks[0], width, s->chunks[1]);
-  f.second = s->chunks[2];
-  for (int32_t j = 0; j < m->config.n_kernels; j++) {
-    f.k[j] = (int32_t)prime[j].k;
-    f.taps[j] = pk_weight(s, prime[j].attn_taps), f.bias[j] = pk_weight(s, prime[j].attn_taps_bias);
-    f.second_taps[j] = pk_weight(s, prime[j].conv_taps), f.second_bias[j] = pk_weight(s, prime[j].conv_taps_bias);
-  }
-  const int64_t runs = s->n_items * ((m->config.F2 + FILTER_RUN - 1) / FILTER_RUN);
-  pk_launch(s, &filter_pair, (kr_grid){.x = blocks_of(s->T * m->Cp, 128), .y = (uint32_t)runs, .z = (uint32_t)m->config.n_kernels, .block = 128}, &f, sizeof f);
-}
-
-/* The products of all chunks at once: by panels where each chunk has its own output, by sources where they add up. */
+/* The first product of all chunks at once, then the rest. */
 static void feed_forward(pk_device_session *s, const pk_prime *prime, const float *beta) {
   const kr_primeknet *m = s->model;
   const int32_t J = m->config.n_kernels;
-  const int64_t width = J * m->Cp;
-  pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks[0], width);
-  pk_product attn = pk_product_of(s, &prime[0].attn, KR_PK_A_ROWS, s->chunks[1], width, m->Cp, s->chunks[2], width);
-  pk_product out = pk_product_of(s, &prime[0].out, KR_PK_A_ROWS, s->chunks[2], width, m->Cp, s->y, m->Cp);
-  attn.epilogue = KR_PK_MUL;
-  attn.E = s->chunks[2];
-  in.n_panels = attn.n_panels = out.n_sources = J;
-  in.out_panel = attn.out_panel = attn.a_panel = m->Cp;
+  pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks, J * m->Cp);
+  pk_feed_forward f = {.T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .n_chunks = J, .Np = (int32_t)pk_panel_columns(&prime[0].out),
+                       .fragments = pk_panel_fragments(&prime[0].out), .h = s->chunks, .bias = pk_weight(s, prime[0].out.bias), .E = s->y, .out = beta ? s->x : s->y};
+  if (beta) f.X = s->x, f.beta = pk_weight(s, beta);
+  in.n_panels = J;
+  in.out_panel = m->Cp;
   for (int32_t j = 0; j < J; j++) {
-    in.w[j] = pk_weight(s, prime[j].in.data), in.bias[j] = pk_weight(s, prime[j].in.bias);
-    attn.w[j] = pk_weight(s, prime[j].attn.data), attn.bias[j] = pk_weight(s, prime[j].attn.bias);
-    out.w[j] = pk_weight(s, prime[j].out.data), out.A[j] = s->chunks[2] + j * m->Cp;
+    const pk_prime *p = &prime[j];
+    in.w[j] = pk_weight(s, p->in.data), in.bias[j] = pk_weight(s, p->in.bias);
+    f.k[j] = (int32_t)p->k;
+    f.taps[j] = pk_weight(s, p->attn_taps), f.taps_bias[j] = pk_weight(s, p->attn_taps_bias);
+    f.other_taps[j] = pk_weight(s, p->conv_taps), f.other_bias[j] = pk_weight(s, p->conv_taps_bias);
+    f.attn[j] = pk_weight(s, p->attn.data), f.attn_bias[j] = pk_weight(s, p->attn.bias), f.w[j] = pk_weight(s, p->out.data);
   }
   pk_launch_product(s, &in);
-  filter_chunks(s, prime, width);
-  pk_launch_product(s, &attn);
-  end_product(s, &out, s->y, beta);
+  const kr_grid grid = {.x = blocks_of(s->T, SIDE), .y = blocks_of(m->config.F2, SIDE), .z = (uint32_t)s->n_items, .block = KR_PK_THREADS};
+  pk_launch(s, &feed_forward_kernels[s->device->tf32], grid, &f, sizeof f);
 }
 
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block) {

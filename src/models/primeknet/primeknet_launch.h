@@ -52,10 +52,10 @@ struct pk_device_session {
   float *x;                                 /* (n_items, F2, T, Cp) */
   float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
   float *halves[KR_PK_MAX_DEPTH];           /* decoders */
-  float *y, *g, *normed, *factors;          /* stages; the first three like x */
+  float *y, *g, *factors;                   /* stages; y and g like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
-  float *pair, *chunks[3];                  /* frequency: 2 Cp wide, n_kernels Cp wide */
+  float *pair, *chunks;                     /* frequency: 2 Cp wide, n_kernels Cp wide */
   float *partial, *scale, *shift;           /* of the norm being measured: (n_items, Cp) */
   float *mask_scale, *mask_shift;           /* (n_items) */
 };

@@ -47,20 +47,19 @@ KR_KERNEL void KR_BOUNDS(256, 4) kr_pk_moments(const pk_moments p) {
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
 }
 
-/* ---- filters along the frequencies ------------------------------------------------------------------------------------ */
+/* ---- the gate of the frequency stage's attention: a thread has four channels of a row ------------------------------- */
 
-/* Gate of the channel attention: both halves of 2 Cp channels filtered, then multiplied. A thread has four channels of a row. */
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_filter_gate(const pk_filters p) {
-  const int per_row = p.Cp / 4, k = p.k[0], before = p.causal ? k - 1 : (k - 1) / 2;
+KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_gate(const pk_gate p) {
+  const int per_row = p.Cp / 4, before = p.causal ? p.k - 1 : (p.k - 1) / 2;
   const int64_t row = thread_index() / per_row;
   const int c = (int)(thread_index() % per_row) * 4;
   if (row >= p.n_rows) return;
   const int f = (int)(kr_divide((uint32_t)row, p.T) % (uint32_t)p.F);
-  kr_float4 a = load4(p.bias[0] + c), b = load4(p.bias[0] + p.Cp + c);
-  for (int i = 0; i < k; i++) {
+  kr_float4 a = load4(p.bias + c), b = load4(p.bias + p.Cp + c);
+  for (int i = 0; i < p.k; i++) {
     const int at = f + i - before;
     if (at < 0 || at >= p.F) continue;
-    const float *x = p.x + (row + (int64_t)(i - before) * p.T.by) * p.width, *taps = p.taps[0] + (int64_t)i * 2 * p.Cp;
+    const float *x = p.x + (row + (int64_t)(i - before) * p.T.by) * 2 * p.Cp, *taps = p.taps + (int64_t)i * 2 * p.Cp;
     const kr_float4 xa = load4(x + c), xb = load4(x + p.Cp + c), ta = load4(taps + c), tb = load4(taps + p.Cp + c);
 #pragma unroll
     for (int j = 0; j < 4; j++) a.v[j] = kr_fma(ta.v[j], xa.v[j], a.v[j]), b.v[j] = kr_fma(tb.v[j], xb.v[j], b.v[j]);
@@ -68,49 +67,6 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_filter_gate(const pk_filters p) {
 #pragma unroll
   for (int j = 0; j < 4; j++) a.v[j] *= b.v[j];
   *(kr_float4 *)(p.out + row * p.Cp + c) = a;
-}
-
-enum { RUN = 8, TAPS = 8 };
-
-/* Two filters on one input. A thread has one channel of a chunk at one frame, RUN frequencies after each other; the input moves through
- * registers, TAPS at a time. Grid: x (frames, channels), y runs of all items, z chunks. */
-KR_KERNEL void KR_BOUNDS(128, 6) kr_pk_filter_pair(const pk_filters p) {
-  const int chunk = kr_block_z(), k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2, runs = (p.F + RUN - 1) / RUN;
-  const int64_t index = thread_index();
-  const int c = (int)(index % p.Cp), first = kr_block_y() % runs * RUN;
-  const int64_t t = index / p.Cp, item_row = (int64_t)(kr_block_y() / runs) * p.F * p.T.by + t;
-  if (t >= p.T.by) return;
-  const float *x = p.x + item_row * p.width + chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.second_taps[chunk] + c;
-  const int64_t step = (int64_t)p.T.by * p.width;
-  float window[RUN + TAPS - 1], a[RUN], b[RUN];
-#pragma unroll
-  for (int i = 0; i < RUN; i++) a[i] = p.bias[chunk][c], b[i] = p.second_bias[chunk][c];
-#pragma unroll
-  for (int i = 0; i < RUN - 1; i++) {
-    const int f = first + i - before;
-    window[i] = (uint32_t)f < (uint32_t)p.F ? x[f * step] : 0.0f;
-  }
-  for (int j0 = 0; j0 < k; j0 += TAPS) {
-    float ta[TAPS], tb[TAPS];
-#pragma unroll
-    for (int j = 0; j < TAPS; j++) {
-      const int f = first + RUN - 1 + j0 + j - before;
-      window[RUN - 1 + j] = (uint32_t)f < (uint32_t)p.F ? x[f * step] : 0.0f;
-      ta[j] = j0 + j < k ? taps_a[(j0 + j) * p.Cp] : 0.0f;
-      tb[j] = j0 + j < k ? taps_b[(j0 + j) * p.Cp] : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < TAPS; j++)
-#pragma unroll
-      for (int i = 0; i < RUN; i++) a[i] = kr_fma(ta[j], window[i + j], a[i]), b[i] = kr_fma(tb[j], window[i + j], b[i]);
-#pragma unroll
-    for (int i = 0; i < RUN - 1; i++) window[i] = window[i + TAPS];
-  }
-  for (int i = 0; i < RUN && first + i < p.F; i++) {
-    const int64_t to = (item_row + (int64_t)(first + i) * p.T.by) * p.width + chunk * p.Cp + c;
-    p.out[to] = a[i];
-    p.second[to] = b[i];
-  }
 }
 
 /* ---- mean over a sequence, and the product behind it ------------------------------------------------------------------ */
@@ -383,24 +339,4 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pointwise(const pk_pointwise p) {
     }
   }
   *(kr_float4 *)(p.x + i) = v;
-}
-
-/* Norm over the channels of rows too wide for the product to do it. A warp has a row. */
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_norm(const pk_row_norm p) {
-  const int64_t row = thread_index() >> 5;
-  const int lane = kr_thread() & 31;
-  if (row >= p.n_rows) return;
-  float mean = 0.0f, squares = 0.0f;
-  for (int c = lane; c < p.C; c += 32) mean += p.x[row * p.Cp + c];
-#pragma unroll
-  for (int d = 16; d; d >>= 1) mean += kr_shuffle_xor(mean, d);
-  mean /= (float)p.C;
-  for (int c = lane; c < p.C; c += 32) {
-    const float v = p.x[row * p.Cp + c] - mean;
-    squares = kr_fma(v, v, squares);
-  }
-#pragma unroll
-  for (int d = 16; d; d >>= 1) squares += kr_shuffle_xor(squares, d);
-  const float scale = 1.0f / __builtin_sqrtf(squares / (float)p.C + 1e-6f);
-  for (int c = lane; c < p.Cp; c += 32) p.out[row * p.Cp + c] = c < p.C ? (p.x[row * p.Cp + c] - mean) * scale : 0.0f;
 }

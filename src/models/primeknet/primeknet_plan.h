@@ -19,7 +19,7 @@ typedef struct pk_affine {
 enum {
   KR_PK_A_ROWS,   /* read */
   KR_PK_A_PAIR,   /* read, two columns only */
-  KR_PK_A_NORM,   /* read and normalised over the channels, 64 at most */
+  KR_PK_A_NORM,   /* read and normalised over the channels */
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
   KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
   KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter */
@@ -29,7 +29,6 @@ enum {
 enum {
   KR_PK_SET,
   KR_PK_ADD,  /* E + ..., and beta X too if X is given */
-  KR_PK_MUL,  /* E times ... */
   KR_PK_GATE  /* neighbouring columns times each other */
 };
 
@@ -40,10 +39,10 @@ typedef struct pk_product {
   kr_divisor T;                   /* frames: row = frequency * T + frame */
   int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
-  int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile and rows do not differ by panel */
+  int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile */
   int32_t Np, n_store;            /* columns of a panel as packed; columns of its output that are stored */
   const float *A[KR_PK_SOURCES];
-  int64_t lda, a_panel;           /* floats between rows; between the columns of panels */
+  int64_t lda;                    /* floats between rows */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
   int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
   int32_t F, f_step, f_offset[3]; /* of the sources: frequencies; KR_PK_A_TAPS */
@@ -68,16 +67,28 @@ typedef struct pk_moments {
   int32_t tiles[2], tile_rows, C, partial_width;
 } pk_moments;
 
-/* Filters along the frequencies. */
-typedef struct pk_filters {
+/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. */
+typedef struct pk_gate {
   int64_t n_rows; /* of all items */
   kr_divisor T;
-  int32_t F, Cp, causal, n_chunks, width; /* width: floats of a row of x */
-  const float *x;
-  float *out, *second;
+  int32_t F, Cp, causal, k;
+  const float *x, *taps, *bias; /* 2 Cp wide */
+  float *out;
+} pk_gate;
+
+/* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product of one, times the
+ * other, and the product with the output's rows, summed. A block has 8 frequencies by 8 frames; grid: x frames, y frequencies, z items. */
+typedef struct pk_feed_forward {
+  kr_divisor T;
+  int32_t F, Cp, causal, n_chunks, Np;
+  int64_t fragments;
+  const float *h; /* n_chunks Cp wide */
   int32_t k[KR_PK_SOURCES];
-  const float *taps[KR_PK_SOURCES], *bias[KR_PK_SOURCES], *second_taps[KR_PK_SOURCES], *second_bias[KR_PK_SOURCES];
-} pk_filters;
+  const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES], *other_taps[KR_PK_SOURCES], *other_bias[KR_PK_SOURCES];
+  const float *attn[KR_PK_SOURCES], *attn_bias[KR_PK_SOURCES], *w[KR_PK_SOURCES], *bias;
+  const float *E, *X, *beta;
+  float *out;
+} pk_feed_forward;
 
 /* Mean of each sequence, then its product with a matrix: the factors of KR_PK_A_SCALED. */
 typedef struct pk_pool {
@@ -128,12 +139,5 @@ typedef struct pk_pointwise {
   int64_t n, per_item;
   int32_t Cp;
 } pk_pointwise;
-
-typedef struct pk_row_norm {
-  const float *x;
-  float *out;
-  int64_t n_rows;
-  int32_t C, Cp;
-} pk_row_norm;
 
 #endif

@@ -74,14 +74,14 @@ KR_DEV const float *factors_of(const pk_product &p, int64_t row, int c) {
   return p.factors + sequence * p.K + c;
 }
 
-KR_DEV void load_rows(const pk_product &p, int s, int item, int64_t first_row, int panel, int c, held &h) {
+KR_DEV void load_rows(const pk_product &p, int s, int item, int64_t first_row, int c, held &h) {
   const int64_t whole = (int64_t)item * p.rows_per_item + first_row;
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
     const int64_t row = whole + own_row(i);
     h.v[i] = zero4();
     if (first_row + own_row(i) >= p.rows_per_item) continue;
-    if (p.kind != KR_PK_A_PAIR) h.v[i] = load4(p.A[s] + row * p.lda + panel * p.a_panel + c);
+    if (p.kind != KR_PK_A_PAIR) h.v[i] = load4(p.A[s] + row * p.lda + c);
     else if (c == 0) h.v[i].v[0] = p.A[0][row * 2], h.v[i].v[1] = p.A[0][row * 2 + 1];
   }
   if (p.kind != KR_PK_A_SCALED) return;
@@ -96,14 +96,14 @@ KR_DEV void load_rows(const pk_product &p, int s, int item, int64_t first_row, i
 
 /* Columns c0.. of source s; beyond the source's width zeros. KIND is the plan's, or KR_PK_A_ROWS for all that only read. */
 template <int KIND>
-KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int panel, int c0, held &h) {
+KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
   if (c >= p.K) {
 #pragma unroll
     for (int i = 0; i < HELD; i++) h.v[i] = zero4();
   } else if (KIND == KR_PK_A_DENSE) load_filtered(p, s, item, first_row, c, h);
   else if (KIND == KR_PK_A_TAPS) load_taps(p, s, item, first_row, c, h);
-  else load_rows(p, s, item, first_row, panel, c, h);
+  else load_rows(p, s, item, first_row, c, h);
 }
 
 KR_DEV void put(const held &h, float *tile) {
@@ -153,15 +153,15 @@ KR_DEV void clear(sums &s) {
 
 /* WHOLE: the width is known to be 64. */
 template <int WHOLE>
-KR_DEV void multiply_by(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
+KR_DEV void multiply_by(int Np, const float *tile, const float *w, int column0, int width, sums &s) {
   const int column = column0 + (kr_thread() & 15) * 4;
   const float *rows = tile + (kr_thread() >> 4) * LD;
-  if (column >= p.Np) return;
+  if (column >= Np) return;
 #pragma unroll WHOLE ? 2 : 1
   for (int k = 0; k < (WHOLE ? WIDTH : width); k += 4) {
     kr_float4 b[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) b[j] = load4(w + (int64_t)(k + j) * p.Np + column);
+    for (int j = 0; j < 4; j++) b[j] = load4(w + (int64_t)(k + j) * Np + column);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const kr_float4 a = load4(rows + i * 8 * LD + k);
@@ -181,7 +181,7 @@ KR_DEV void spill(const sums &s, float *tile) {
   }
 }
 
-KR_DEV const float *weights_at(const pk_product &p, const float *w, int k) { return w + (int64_t)k * p.Np; }
+KR_DEV const float *weights_at(const float *w, int64_t, int k, int Np) { return w + (int64_t)k * Np; }
 
 #else
 /* A warp has 32 rows by 32 columns: 2 by 4 tiles of m16n8k8. */
@@ -207,10 +207,10 @@ KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 }
 
 template <int WHOLE>
-KR_DEV void multiply_by(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
-  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, n_blocks = p.Np / 8, first = column0 / 8 + (warp & 1) * 4;
+KR_DEV void multiply_by(int Np, const float *tile, const float *w, int column0, int width, sums &s) {
+  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, n_blocks = Np / 8, first = column0 / 8 + (warp & 1) * 4;
   const float *rows = tile + ((warp >> 1) * 32 + (lane >> 2)) * LD + (lane & 3);
-#pragma unroll WHOLE ? 2 : 1
+#pragma unroll WHOLE ? 4 : 1
   for (int k = 0; k < (WHOLE ? WIDTH : width); k += 16) {
     kr_float4 b[4];
 #pragma unroll
@@ -239,12 +239,12 @@ KR_DEV void spill(const sums &s, float *tile) {
       for (int c = 0; c < 4; c++) to[(i * 16 + c / 2 * 8) * LD + j * 8 + c % 2] = s.v[i][j][c];
 }
 
-KR_DEV const float *weights_at(const pk_product &p, const float *w, int k) { return w + p.fragments + (int64_t)k * p.Np; }
+KR_DEV const float *weights_at(const float *w, int64_t fragments, int k, int Np) { return w + fragments + (int64_t)k * Np; }
 #endif
 
-KR_DEV void multiply(const pk_product &p, const float *tile, const float *w, int column0, int width, sums &s) {
-  if (width == WIDTH) multiply_by<1>(p, tile, w, column0, width, s);
-  else multiply_by<0>(p, tile, w, column0, width, s);
+KR_DEV void multiply(int Np, const float *tile, const float *w, int column0, int width, sums &s) {
+  if (width == WIDTH) multiply_by<1>(Np, tile, w, column0, width, s);
+  else multiply_by<0>(Np, tile, w, column0, width, s);
 }
 
 /* ---- the way out --------------------------------------------------------------------------------------------------- */
@@ -279,7 +279,7 @@ KR_DEV void store_tile(const pk_product &p, int item, int64_t first_row, int pan
     for (int j = 0; j < 4; j++) {
       if (GATE) v.v[j] = (from[2 * j] + bias[2 * j]) * (from[2 * j + 1] + bias[2 * j + 1]);
       else v.v[j] = from[j] + bias[j];
-      if (!GATE && p.E) v.v[j] = p.epilogue == KR_PK_MUL ? e[i].v[j] * v.v[j] : e[i].v[j] + v.v[j];
+      if (!GATE && p.E) v.v[j] += e[i].v[j];
       if (!GATE && p.X) v.v[j] = kr_fma(p.beta[column + j], p.X[to[i] * p.ldo + column + j], v.v[j]);
     }
     *(kr_float4 *)(p.out + to[i] * p.ldo + panel * p.out_panel + column) = v;
@@ -317,7 +317,7 @@ KR_DEV void product(const pk_product &p) {
   const int n_chunks = (p.K + WIDTH - 1) / WIDTH * p.n_sources;
   const int64_t first_row = (int64_t)kr_block_x() * KR_PK_ROWS;
   held h;
-  load<KIND>(p, 0, item, first_row, first_tile / per_panel, 0, h);
+  load<KIND>(p, 0, item, first_row, 0, h);
   if (KIND == KR_PK_A_NORM) normalise(p, h);
   for (int i = first_tile; i < first_tile + p.tiles_per_block; i++) {
     const int panel = i / per_panel, column0 = i % per_panel * KR_PK_COLUMNS;
@@ -331,8 +331,8 @@ KR_DEV void product(const pk_product &p) {
       const int at = c0, source = s;
       c0 += WIDTH;
       if (c0 >= p.K) c0 = 0, s++;
-      if (KIND != KR_PK_A_NORM && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, panel, c0, h);
-      multiply(p, tile, weights_at(p, p.w[p.n_sources > 1 ? source : panel], at), column0, p.K - at < WIDTH ? p.K - at : WIDTH, acc);
+      if (KIND != KR_PK_A_NORM && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h);
+      multiply(p.Np, tile, weights_at(p.w[p.n_sources > 1 ? source : panel], p.fragments, at, p.Np), column0, p.K - at < WIDTH ? p.K - at : WIDTH, acc);
       if (n_chunks > 1) kr_sync();
     }
     kr_sync();
@@ -348,3 +348,94 @@ KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product(const pk_product p) { product<KR_
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_norm(const pk_product p) { product<KR_PK_A_NORM>(p); }
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_dense(const pk_product p) { product<KR_PK_A_DENSE>(p); }
+
+/* ---- the prime kernel net ------------------------------------------------------------------------------------------- */
+
+enum { SIDE = 8 }; /* a tile's rows: frequency by frequency, SIDE frames each, which is how a thread's rows lie */
+
+/* Both filters of a chunk at eight frequencies of one frame, the input moving through a ring of registers. */
+KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, held &a, held &b) {
+  const int c = own_column(), k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2, exists = c < p.Cp && t < (int)p.T.by;
+  const int64_t width = (int64_t)p.n_chunks * p.Cp, step = p.T.by * width;
+  const float *x = p.h + ((int64_t)item * p.F * p.T.by + t) * width + (int64_t)chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.other_taps[chunk] + c;
+  kr_float4 ring[SIDE];
+#pragma unroll
+  for (int i = 0; i < SIDE; i++) a.v[i] = exists ? load4(p.taps_bias[chunk] + c) : zero4(), b.v[i] = exists ? load4(p.other_bias[chunk] + c) : zero4();
+#pragma unroll
+  for (int i = 0; i < SIDE - 1; i++) {
+    const int f = f0 + i - before;
+    ring[i] = exists && (uint32_t)f < (uint32_t)p.F ? load4(x + f * step) : zero4();
+  }
+  for (int j0 = 0; j0 < k; j0 += SIDE)
+#pragma unroll
+    for (int j = 0; j < SIDE; j++) {
+      const int f = f0 + SIDE - 1 + j0 + j - before, used = exists && j0 + j < k;
+      const kr_float4 ta = used ? load4(taps_a + (j0 + j) * p.Cp) : zero4(), tb = used ? load4(taps_b + (j0 + j) * p.Cp) : zero4();
+      ring[(SIDE - 1 + j) % SIDE] = used && (uint32_t)f < (uint32_t)p.F ? load4(x + f * step) : zero4();
+#pragma unroll
+      for (int i = 0; i < SIDE; i++)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+          a.v[i].v[n] = kr_fma(ta.v[n], ring[(i + j) % SIDE].v[n], a.v[i].v[n]);
+          b.v[i].v[n] = kr_fma(tb.v[n], ring[(i + j) % SIDE].v[n], b.v[i].v[n]);
+        }
+    }
+}
+
+/* tile = (tile + bias) times b, where this thread's rows are. */
+KR_DEV void gate_tile(const float *bias, int Cp, const held &b, float *tile) {
+  const int c = own_column();
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    kr_float4 *at = (kr_float4 *)(tile + own_row(i) * LD + c), v = *at;
+#pragma unroll
+    for (int j = 0; j < 4; j++) v.v[j] = c < Cp ? (v.v[j] + bias[c + j]) * b.v[i].v[j] : 0.0f;
+    *at = v;
+  }
+}
+
+KR_DEV void store_fed(const pk_feed_forward &p, int item, int f0, int t, const float *tile) {
+  const int c = own_column();
+  if (c >= p.Cp || t >= (int)p.T.by) return;
+  kr_float4 e[HELD];
+  const int64_t first = (((int64_t)item * p.F + f0) * p.T.by + t) * p.Cp + c, step = (int64_t)p.T.by * p.Cp;
+#pragma unroll
+  for (int i = 0; i < HELD; i++) e[i] = f0 + i < p.F ? load4(p.E + first + i * step) : zero4();
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    if (f0 + i >= p.F) continue;
+    const kr_float4 v = load4(tile + own_row(i) * LD + c);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      e[i].v[j] += v.v[j] + p.bias[c + j];
+      if (p.X) e[i].v[j] = kr_fma(p.beta[c + j], p.X[first + i * step + j], e[i].v[j]);
+    }
+    *(kr_float4 *)(p.out + first + i * step) = e[i];
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_feed_forward(const pk_feed_forward p) {
+  KR_SHARED float tile[KR_PK_ROWS * LD];
+  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t = kr_block_x() * SIDE + own_row(0);
+  sums total;
+  clear(total);
+  for (int chunk = 0; chunk < p.n_chunks; chunk++) {
+    held a, b;
+    sums acc;
+    clear(acc);
+    filter_both(p, chunk, item, f0, t, a, b);
+    put(a, tile);
+    kr_sync();
+    multiply(p.Np, tile, weights_at(p.attn[chunk], p.fragments, 0, p.Np), 0, p.Cp, acc);
+    kr_sync();
+    spill(acc, tile);
+    kr_sync();
+    gate_tile(p.attn_bias[chunk], p.Cp, b, tile);
+    kr_sync();
+    multiply(p.Np, tile, weights_at(p.w[chunk], p.fragments, 0, p.Np), 0, p.Cp, total);
+    kr_sync();
+  }
+  spill(total, tile);
+  kr_sync();
+  store_fed(p, item, f0, t, tile);
+}
