@@ -171,6 +171,57 @@ typedef struct krait_selective_scan_bwd_args {
 KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);
 KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args, uint64_t *bytes);
 
+/* ==== mamba_inner (the inside of a Mamba-1 block) ============================================================
+ * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the first
+ * R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with delta, A, B, C, D,
+ * gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B and C only where Bmat, Cmat are
+ * absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x / sqrt(mean x^2 + eps) weight): of delta
+ * after dt_proj, of the columns of B and of C after their bias. Flags: KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there.
+ * Everything between xz and out is float32, whatever the storage. CPU contexts only. */
+typedef struct krait_mamba_inner_args {
+  krait_call call;
+  int64_t B, D, L, N, W, R, M;
+  float eps;                       /* of the norms */
+  int32_t reserved;
+  krait_view xz;                   /* (B,2D,L) activation type: x, then z */
+  krait_view conv_weight;          /* (D,W) */
+  krait_view conv_bias;            /* (D) or absent */
+  krait_view x_proj_weight;        /* (R + columns of B + columns of C, D) */
+  krait_view dt_proj_weight;       /* (D,R) */
+  krait_view out_proj_weight;      /* (M,D); absent with M == 0 */
+  krait_view out_proj_bias;        /* (M) or absent */
+  krait_view A, A_reverse;         /* (D,N) float32 or complex64; A_reverse only with KRAIT_SCAN_BOTH */
+  krait_view Bmat, Cmat;           /* absent, or as for the scan with G == 1 */
+  krait_view Dvec, delta_bias;     /* (D) float32 or absent */
+  krait_view B_proj_bias, C_proj_bias; /* (columns) or absent */
+  krait_view dt_norm_weight;       /* (D) or absent: no norm */
+  krait_view B_norm_weight, C_norm_weight; /* (N) or absent; not with complex A */
+  krait_view out;                  /* (B,L,M), or (B,D,L) with M == 0; any activation type */
+} krait_mamba_inner_args;
+
+KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inner_args *args);
+KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args, uint64_t *bytes);
+
+/* The forward call saves nothing: all of it but the output projection is computed again. */
+typedef struct krait_mamba_inner_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, D, L, N, W, R, M;
+  float eps;
+  int32_t reserved;
+  krait_view xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat, Cmat, Dvec,
+      delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight; /* as forward */
+  krait_view dout;                 /* like out */
+  krait_view dxz;                  /* (B,2D,L) */
+  krait_view dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight, dout_proj_bias; /* like their inputs */
+  krait_view dA, dA_reverse;       /* (D,N) type of A */
+  krait_view dB, dC;               /* like Bmat, Cmat */
+  krait_view dDvec, ddelta_bias;   /* (D) float32 */
+  krait_view dB_proj_bias, dC_proj_bias, ddt_norm_weight, dB_norm_weight, dC_norm_weight;
+} krait_mamba_inner_bwd_args;
+
+KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
+KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args, uint64_t *bytes);
+
 /* One decoding step: dt = dt + dt_bias, softplus if asked; state = exp(dt A) state + dt B x; out = sum_n C state + D x;
  * times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
 #define KRAIT_UPDATE_SOFTPLUS 1u

@@ -71,7 +71,7 @@ int32_t krait_op_measure(const krait_ctx *ctx, const char *name, const char *sha
 
 /* ---- limits ---- */
 
-enum { COPY_BYTES = 64 << 20, PIECE_BYTES = 1 << 20, LOOP_ROUNDS = 2000, TRIES = 5 };
+enum { COPY_BYTES = 64 << 20, PIECE_BYTES = 1 << 20, LOOP_ROUNDS = 20000, TRIES = 5 };
 
 typedef struct limit {
   kr_limit_fn *loop; /* NULL: copy */

@@ -118,6 +118,64 @@ static void build_gated_norm(kr_measured_call *c) {
   a->out = tensor(c, c->dtype, 0, 0, "RM");
 }
 
+/* The inputs of mamba_inner, in the head of its gradient's args too. */
+static void build_inner_inputs(kr_measured_call *c) {
+  krait_mamba_inner_args *a = (krait_mamba_inner_args *)c->args;
+  a->call.flags = KRAIT_SCAN_SOFTPLUS;
+  a->B = size_of(c, 'B'), a->D = size_of(c, 'D'), a->L = size_of(c, 'L'), a->N = size_of(c, 'N'), a->W = size_of(c, 'W'), a->R = size_of(c, 'R'), a->M = size_of(c, 'M');
+  c->size['E' - 'A'] = 2 * a->D, c->size['P' - 'A'] = a->R + 2 * a->N;
+  a->xz = tensor(c, c->dtype, -1, 1, "BEL");
+  if (c->channel_last) a->xz.stride[1] = 1, a->xz.stride[2] = 2 * a->D;
+  a->conv_weight = tensor(c, c->dtype, -0.5, 0.5, "DW"), a->conv_bias = tensor(c, c->dtype, -0.1, 0.1, "D");
+  a->x_proj_weight = tensor(c, c->dtype, -0.05, 0.05, "PD"), a->dt_proj_weight = tensor(c, c->dtype, -0.1, 0.1, "DR"), a->out_proj_weight = tensor(c, c->dtype, -0.05, 0.05, "MD");
+  a->A = tensor(c, KRAIT_F32, -16, -1, "DN"), a->Dvec = tensor(c, KRAIT_F32, 0.5, 1.5, "D"), a->delta_bias = tensor(c, KRAIT_F32, -4, -1, "D");
+}
+
+static void build_inner(kr_measured_call *c) {
+  build_inner_inputs(c);
+  ((krait_mamba_inner_args *)c->args)->out = tensor(c, c->dtype, 0, 0, "BLM");
+}
+
+static void build_inner_bwd(kr_measured_call *c) {
+  krait_mamba_inner_bwd_args *g = (krait_mamba_inner_bwd_args *)c->args;
+  build_inner_inputs(c);
+  g->dout = tensor(c, c->dtype, -1, 1, "BLM"), g->dxz = tensor(c, c->dtype, 0, 0, "BEL");
+  if (c->channel_last) g->dxz.stride[1] = 1, g->dxz.stride[2] = 2 * g->D;
+  g->dconv_weight = tensor(c, c->dtype, 0, 0, "DW"), g->dconv_bias = tensor(c, c->dtype, 0, 0, "D"), g->dx_proj_weight = tensor(c, c->dtype, 0, 0, "PD");
+  g->ddt_proj_weight = tensor(c, c->dtype, 0, 0, "DR"), g->dout_proj_weight = tensor(c, c->dtype, 0, 0, "MD");
+  g->dA = tensor(c, KRAIT_F32, 0, 0, "DN"), g->dDvec = tensor(c, KRAIT_F32, 0, 0, "D"), g->ddelta_bias = tensor(c, KRAIT_F32, 0, 0, "D");
+}
+
+static void build_varlen_states(kr_measured_call *c) {
+  krait_causal_conv1d_varlen_states_args *a = (krait_causal_conv1d_varlen_states_args *)c->args;
+  a->S = size_of(c, 'S'), a->D = size_of(c, 'D'), a->total = size_of(c, 'L'), a->state_len = size_of(c, 'W');
+  a->x = tensor(c, c->dtype, -1, 1, "LD"), a->states = tensor(c, c->dtype, 0, 0, "SDW");
+  a->cu_seqlens = (krait_view){.data = take(c, (a->S + 1) * 4), .stride = {1}, .dtype = KRAIT_I32};
+  for (int64_t s = 0; a->cu_seqlens.data && s <= a->S; s++) ((int32_t *)a->cu_seqlens.data)[s] = (int32_t)(a->total * s / a->S);
+}
+
+static void build_gemm(kr_measured_call *c) {
+  krait_gemm_args *a = (krait_gemm_args *)c->args;
+  a->M = size_of(c, 'M'), a->N = size_of(c, 'N'), a->K = size_of(c, 'K');
+  a->A = tensor(c, c->dtype, -1, 1, "MK"), a->Bmat = tensor(c, c->dtype, -1, 1, "KN"), a->out = tensor(c, c->dtype, 0, 0, "MN");
+}
+
+static void build_add_norm_bwd(kr_measured_call *c) {
+  krait_add_norm_bwd_args *a = (krait_add_norm_bwd_args *)c->args;
+  a->call.flags = KRAIT_NORM_RMS;
+  a->R = size_of(c, 'R'), a->M = size_of(c, 'M'), a->eps = 1e-5f;
+  a->v = tensor(c, c->dtype, -1, 1, "RM"), a->weight = tensor(c, c->dtype, 0.5, 1.5, "M"), a->dout = tensor(c, c->dtype, -1, 1, "RM");
+  a->dx = tensor(c, c->dtype, 0, 0, "RM"), a->dweight = tensor(c, c->dtype, 0, 0, "M");
+}
+
+static void build_gated_norm_bwd(kr_measured_call *c) {
+  krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)c->args;
+  a->call.flags = KRAIT_GATED_NORM_RMS;
+  a->R = size_of(c, 'R'), a->M = a->group_size = size_of(c, 'M'), a->eps = 1e-5f;
+  a->x = tensor(c, c->dtype, -1, 1, "RM"), a->z = tensor(c, c->dtype, -2, 2, "RM"), a->weight = tensor(c, c->dtype, 0.5, 1.5, "M");
+  a->dout = tensor(c, c->dtype, -1, 1, "RM"), a->dx = tensor(c, c->dtype, 0, 0, "RM"), a->dz = tensor(c, c->dtype, 0, 0, "RM"), a->dweight = tensor(c, c->dtype, 0, 0, "M");
+}
+
 static const struct {
   const kr_op *op;
   const char *defaults;
@@ -131,6 +189,12 @@ static const struct {
     {&kr_op_state_update, "B=1,H=1,P=1536,N=16,G=1", build_state_update},
     {&kr_op_add_norm, "R=2048,M=768", build_add_norm},
     {&kr_op_gated_norm, "R=2048,M=1536", build_gated_norm},
+    {&kr_op_add_norm_bwd, "R=2048,M=768", build_add_norm_bwd},
+    {&kr_op_gated_norm_bwd, "R=2048,M=1536", build_gated_norm_bwd},
+    {&kr_op_causal_conv1d_varlen_states, "S=8,D=1536,L=2048,W=4", build_varlen_states},
+    {&kr_op_gemm, "M=2048,N=768,K=1536", build_gemm},
+    {&kr_op_mamba_inner, "B=1,D=1536,L=2048,N=16,W=4,R=48,M=768", build_inner},
+    {&kr_op_mamba_inner_bwd, "B=1,D=1536,L=2048,N=16,W=4,R=48,M=768", build_inner_bwd},
 };
 enum { N_BUILDERS = sizeof builders / sizeof *builders };
 

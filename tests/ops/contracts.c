@@ -74,6 +74,14 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(gated_norm, &a->x, &a->weight, &a->out);
     krait_gated_norm_args *a = (krait_gated_norm_args *)args;
     a->R = a->M = a->group_size = 2;
+  } else if (!strcmp(op, "mamba_inner")) {
+    GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->out);
+    krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
+    a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
+  } else if (!strcmp(op, "mamba_inner_bwd")) {
+    GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->dout);
+    krait_mamba_inner_bwd_args *a = (krait_mamba_inner_bwd_args *)args;
+    a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
   } else {
     GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
     krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)args;
@@ -144,6 +152,26 @@ static const rule rules[] = {
     VIEW(gated_norm, z, 0), VIEW(gated_norm, bias, 0), {"gated_norm", AT(gated_norm, M), SIZE, 3, SHAPE, "M 3 is not a multiple of group_size 2", 0},
     VIEW(gated_norm_bwd, x, 1), VIEW(gated_norm_bwd, dout, 1), VIEW(gated_norm_bwd, dx, 0), VIEW(gated_norm_bwd, dweight, 0),
     VIEW(gated_norm_bwd, dbias, 0), MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
+    LEAST(mamba_inner, B, 0), LEAST(mamba_inner, D, 1), LEAST(mamba_inner, L, 0), LEAST(mamba_inner, N, 1), LEAST(mamba_inner, W, 1), LEAST(mamba_inner, R, 1),
+    LEAST(mamba_inner, M, 0), {"mamba_inner", AT(mamba_inner, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
+    VIEW(mamba_inner, xz, 1), VIEW(mamba_inner, conv_weight, 1), VIEW(mamba_inner, x_proj_weight, 1), VIEW(mamba_inner, dt_proj_weight, 1), VIEW(mamba_inner, out_proj_weight, 1),
+    VIEW(mamba_inner, A, 1), VIEW(mamba_inner, out, 1), VIEW(mamba_inner, conv_bias, 0), VIEW(mamba_inner, out_proj_bias, 0), VIEW(mamba_inner, Bmat, 0), VIEW(mamba_inner, Cmat, 0),
+    VIEW(mamba_inner, Dvec, 0), VIEW(mamba_inner, delta_bias, 0), VIEW(mamba_inner, B_proj_bias, 0), VIEW(mamba_inner, C_proj_bias, 0), VIEW(mamba_inner, dt_norm_weight, 0),
+    VIEW(mamba_inner, B_norm_weight, 0), VIEW(mamba_inner, C_norm_weight, 0), {"mamba_inner", 0, FLAGS, KRAIT_SCAN_REVERSE, ARG, "unknown flags 0x8", 0},
+    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_BOTH, ARG, "A_reverse must be given", 0}, MODE(mamba_inner, A_reverse, KRAIT_F32, 0, "A_reverse cannot be given without KRAIT_SCAN_BOTH"),
+    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_B_CONSTANT, ARG, "Bmat must be given where it is constant", 0},
+    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_C_CONSTANT, ARG, "Cmat must be given where it is constant", 0},
+    {"mamba_inner", AT(mamba_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
+    {"mamba_inner", AT(mamba_inner, Dvec), PRESENT, KRAIT_BF16, DTYPE, "Dvec is bfloat16, must be float32", 0},
+    LEAST(mamba_inner_bwd, D, 1), LEAST(mamba_inner_bwd, R, 1), VIEW(mamba_inner_bwd, xz, 1), VIEW(mamba_inner_bwd, A, 1), VIEW(mamba_inner_bwd, dout, 1), VIEW(mamba_inner_bwd, dxz, 0),
+    VIEW(mamba_inner_bwd, dconv_weight, 0), VIEW(mamba_inner_bwd, dconv_bias, 0), VIEW(mamba_inner_bwd, dx_proj_weight, 0), VIEW(mamba_inner_bwd, ddt_proj_weight, 0),
+    VIEW(mamba_inner_bwd, dout_proj_weight, 0), VIEW(mamba_inner_bwd, dout_proj_bias, 0), VIEW(mamba_inner_bwd, dA, 0), VIEW(mamba_inner_bwd, dDvec, 0),
+    VIEW(mamba_inner_bwd, ddelta_bias, 0), VIEW(mamba_inner_bwd, dB_proj_bias, 0), VIEW(mamba_inner_bwd, dC_proj_bias, 0),
+    MODE(mamba_inner_bwd, dA_reverse, KRAIT_F32, 0, "dA_reverse cannot be given without KRAIT_SCAN_BOTH"),
+    MODE(mamba_inner_bwd, dB, KRAIT_F32, 0, "dB cannot be given without Bmat"), MODE(mamba_inner_bwd, dC, KRAIT_F32, 0, "dC cannot be given without Cmat"),
+    MODE(mamba_inner_bwd, ddt_norm_weight, KRAIT_F32, 0, "ddt_norm_weight cannot be given without dt_norm_weight"),
+    MODE(mamba_inner_bwd, dB_norm_weight, KRAIT_F32, 0, "dB_norm_weight cannot be given without B_norm_weight"),
+    MODE(mamba_inner_bwd, dC_norm_weight, KRAIT_F32, 0, "dC_norm_weight cannot be given without C_norm_weight"),
 };
 
 static void spoil(unsigned char *args, const rule *r) {
@@ -224,8 +252,39 @@ static void scratch_too_small(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* Rules of mamba_inner that need two arguments at once. */
+static void projected_or_given(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
+  fill("mamba_inner", args);
+  a->Bmat = a->B_proj_bias = a->A;
+  assert_int_equal(kr_op_mamba_inner.check(a), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "B_proj_bias cannot be given where that matrix is given"));
+  fill("mamba_inner", args);
+  a->Cmat = a->C_norm_weight = a->A;
+  assert_int_equal(kr_op_mamba_inner.check(a), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "C_norm_weight cannot be given where that matrix is given"));
+  fill("mamba_inner", args);
+  a->B_norm_weight = a->A;
+  a->A.dtype = KRAIT_C64;
+  assert_int_equal(kr_op_mamba_inner.check(a), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "B_norm_weight cannot be given with complex A"));
+  fill("mamba_inner", args);
+  a->call.flags = KRAIT_SCAN_BOTH;
+  a->A_reverse = a->A;
+  a->A_reverse.dtype = KRAIT_C64;
+  assert_int_equal(kr_op_mamba_inner.check(a), KRAIT_ERR_DTYPE);
+  assert_non_null(strstr(krait_error_detail(), "A_reverse is complex64 but A is float32"));
+  krait_mamba_inner_bwd_args *g = (krait_mamba_inner_bwd_args *)args;
+  fill("mamba_inner_bwd", args);
+  g->Bmat = g->dB_proj_bias = g->A;
+  assert_int_equal(kr_op_mamba_inner_bwd.check(g), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "dB_proj_bias cannot be given with Bmat"));
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(strides_in_place),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
                                      cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

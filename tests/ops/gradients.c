@@ -7,7 +7,7 @@
 #include "op_list.h"
 #include "view.h"
 
-enum { MAX_TENSORS = 16, MAX_SAMPLES = 24 };
+enum { MAX_TENSORS = 24, MAX_SAMPLES = 24 };
 static const double step = 0x1p-10; /* exact on the grid that complex parameters, stored in float32, lie on */
 
 typedef struct tensor {
@@ -273,7 +273,78 @@ static void norm_gradients(void **state) {
   for (uint32_t flags = 0; flags < 4; flags++) check_gated_norm(flags);
 }
 
+/* ---- mamba_inner ---- */
+
+typedef struct inner_options {
+  const char *label;
+  uint32_t flags;
+  int64_t M;
+  int is_complex, norms, given_B, given_C;
+} inner_options;
+
+static void inner_parameter(problem *p, const krait_mamba_inner_args *a, krait_view *v, krait_view *dv, const char *name, uint32_t constant, int is_complex) {
+  if (a->call.flags & constant) input(p, name, v, dv, is_complex ? KRAIT_C64 : KRAIT_F64, 0, 1, SHAPE(a->D, a->N));
+  else input(p, name, v, dv, KRAIT_F64, 0, 1, SHAPE(a->B, 1, a->N, a->L * (is_complex ? 2 : 1)));
+}
+
+static void inner_inputs(problem *p, krait_mamba_inner_args *a, krait_mamba_inner_bwd_args *g, const inner_options *o) {
+  const int64_t D = a->D, L = a->L, wide = o->is_complex ? 2 * a->N : a->N;
+  const int64_t B_columns = o->given_B ? 0 : wide, C_columns = o->given_C ? 0 : wide;
+  const int32_t state = o->is_complex ? KRAIT_C64 : KRAIT_F64;
+  input(p, "xz", &a->xz, &g->dxz, KRAIT_F64, 0, 1, SHAPE(a->B, 2 * D, L));
+  input(p, "conv_weight", &a->conv_weight, &g->dconv_weight, KRAIT_F64, 0, 0.7, SHAPE(D, a->W));
+  input(p, "conv_bias", &a->conv_bias, &g->dconv_bias, KRAIT_F64, 0, 0.5, SHAPE(D));
+  input(p, "x_proj_weight", &a->x_proj_weight, &g->dx_proj_weight, KRAIT_F64, 0, 0.7, SHAPE(a->R + B_columns + C_columns, D));
+  input(p, "dt_proj_weight", &a->dt_proj_weight, &g->ddt_proj_weight, KRAIT_F64, 0, 0.7, SHAPE(D, a->R));
+  input(p, "A", &a->A, &g->dA, state, -0.6, 0.5, SHAPE(D, a->N));
+  if (o->flags & KRAIT_SCAN_BOTH) input(p, "A_reverse", &a->A_reverse, &g->dA_reverse, state, -0.6, 0.5, SHAPE(D, a->N));
+  if (o->given_B) inner_parameter(p, a, &a->Bmat, &g->dB, "B", KRAIT_SCAN_B_CONSTANT, o->is_complex);
+  else input(p, "B_proj_bias", &a->B_proj_bias, &g->dB_proj_bias, KRAIT_F64, 0, 1, SHAPE(B_columns));
+  if (o->given_C) inner_parameter(p, a, &a->Cmat, &g->dC, "C", KRAIT_SCAN_C_CONSTANT, o->is_complex);
+  else input(p, "C_proj_bias", &a->C_proj_bias, &g->dC_proj_bias, KRAIT_F64, 0, 1, SHAPE(C_columns));
+  input(p, "D", &a->Dvec, &g->dDvec, KRAIT_F64, 0, 1, SHAPE(D));
+  input(p, "delta_bias", &a->delta_bias, &g->ddelta_bias, KRAIT_F64, 0.2, 0.1, SHAPE(D));
+  if (o->norms) input(p, "dt_norm_weight", &a->dt_norm_weight, &g->ddt_norm_weight, KRAIT_F64, 0.5, 0.3, SHAPE(D));
+  if (o->norms && B_columns) input(p, "B_norm_weight", &a->B_norm_weight, &g->dB_norm_weight, KRAIT_F64, 1, 0.5, SHAPE(B_columns));
+  if (o->norms && C_columns) input(p, "C_norm_weight", &a->C_norm_weight, &g->dC_norm_weight, KRAIT_F64, 1, 0.5, SHAPE(C_columns));
+  if (!a->M) {
+    output(p, &a->out, &g->dout, KRAIT_F64, SHAPE(a->B, D, L));
+    return;
+  }
+  input(p, "out_proj_weight", &a->out_proj_weight, &g->dout_proj_weight, KRAIT_F64, 0, 0.7, SHAPE(a->M, D));
+  input(p, "out_proj_bias", &a->out_proj_bias, &g->dout_proj_bias, KRAIT_F64, 0, 1, SHAPE(a->M));
+  output(p, &a->out, &g->dout, KRAIT_F64, SHAPE(a->B, L, a->M));
+}
+
+static void check_inner(const inner_options *o) {
+  problem p = {.random = 19, .forward = kr_mamba_inner_ref, .backward = kr_mamba_inner_bwd_ref};
+  krait_mamba_inner_args a = {.call.flags = o->flags, .B = 2, .D = 4, .L = 6, .N = 3, .W = 3, .R = 2, .M = o->M, .eps = 1e-2f};
+  krait_mamba_inner_bwd_args g = {0};
+  inner_inputs(&p, &a, &g, o);
+  memcpy(&g, &a, offsetof(krait_mamba_inner_args, out));
+  a.call.scratch = take(&p, 1 << 16);
+  g.call.scratch = take(&p, 1 << 18);
+  p.forward_args = &a;
+  p.backward_args = &g;
+  compare_gradients(&p, o->label);
+}
+
+static void inner_gradients(void **state) {
+  (void)state;
+  static const inner_options cases[] = {
+      {.label = "mamba_inner", .flags = KRAIT_SCAN_SOFTPLUS, .M = 5},
+      {.label = "mamba_inner without out_proj", .flags = KRAIT_SCAN_SOFTPLUS},
+      {.label = "mamba_inner with norms", .flags = KRAIT_SCAN_SOFTPLUS, .M = 5, .norms = 1},
+      {.label = "mamba_inner, both directions", .flags = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_BOTH, .norms = 1},
+      {.label = "mamba_inner, complex", .flags = KRAIT_SCAN_SOFTPLUS, .M = 3, .is_complex = 1},
+      {.label = "mamba_inner, B given", .flags = KRAIT_SCAN_SOFTPLUS, .M = 3, .given_B = 1, .norms = 1},
+      {.label = "mamba_inner, C constant", .flags = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_C_CONSTANT, .M = 3, .given_C = 1},
+      {.label = "mamba_inner, complex, B constant, C given", .flags = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT, .is_complex = 1, .given_B = 1, .given_C = 1},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_inner(&cases[i]);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(scan_gradients), cmocka_unit_test(conv_gradients), cmocka_unit_test(norm_gradients)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(inner_gradients), cmocka_unit_test(scan_gradients), cmocka_unit_test(conv_gradients), cmocka_unit_test(norm_gradients)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,18 +28,36 @@ static int64_t source_column(const kr_panels *p, int64_t column) {
   return n >= half ? -1 : within < KR_VL ? n : half + n;
 }
 
+static int64_t columns_of(const kr_panels *p) { return p->gate ? 2 * padded(p->N / 2) : padded(p->N); }
+
+static kr_panels place_panels(float *storage, int64_t K, int64_t N, int gate) {
+  kr_panels p = {.K = K, .N = N, .gate = gate, .data = storage};
+  p.bias = storage + (columns_of(&p) * K + NR - 1) / NR * NR;
+  return p;
+}
+
+/* The panel that begins with column `first`. */
+static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_t stride_k, int64_t stride_n) {
+  const int64_t left = columns_of(p) - first, width = left < NR ? left : NR, K = p->K;
+  float *to = p->data + first * K;
+  if (!p->gate && stride_n == 1 && first + width <= p->N) {
+    for (int64_t k = 0; k < K; k++)
+      for (int64_t j = 0; j < width; j += KR_VL) kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
+    return;
+  }
+  for (int64_t j = 0; j < width; j++) {
+    int64_t n = source_column(p, first + j);
+    for (int64_t k = 0; k < K; k++) to[k * width + j] = n < 0 ? 0 : B[k * stride_k + n * stride_n];
+  }
+}
+
 void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k, int64_t stride_n,
                            const float *bias) {
-  int64_t columns = gate ? 2 * padded(N / 2) : padded(N);
-  *p = (kr_panels){K, N, gate, storage, storage + (columns * K + NR - 1) / NR * NR};
-  for (int64_t first = 0; first < columns; first += NR) {
-    int64_t width = columns - first < NR ? columns - first : NR;
-    for (int64_t j = 0; j < width; j++) {
-      int64_t n = source_column(p, first + j);
-      float *to = p->data + first * K + j;
-      for (int64_t k = 0; k < K; k++) to[k * width] = n < 0 ? 0 : B[k * stride_k + n * stride_n];
-      p->bias[first + j] = n < 0 || !bias ? 0 : bias[n];
-    }
+  *p = place_panels(storage, K, N, gate);
+  for (int64_t first = 0; first < columns_of(p); first += NR) pack_panel(p, first, B, stride_k, stride_n);
+  for (int64_t column = 0; column < columns_of(p); column++) {
+    int64_t n = source_column(p, column);
+    p->bias[column] = n < 0 || !bias ? 0 : bias[n];
   }
 }
 
@@ -121,12 +139,13 @@ static void panel_narrow(const place *at, const float *A, float *C, const float 
 
 static int clamp_lanes(int64_t n) { return n < 0 ? 0 : n > KR_VL ? KR_VL : (int)n; }
 
-void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) {
+/* Columns begin..end-1 of the packed form, whole panels. */
+static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t end) {
   const kr_panels *w = c->weights;
-  int64_t columns = w->gate ? 2 * padded(w->N / 2) : padded(w->N);
+  const int64_t columns = columns_of(w);
   const float *E = c->E ? c->E : c->C;
   place at = {.K = w->K, .lda = c->lda, .ldc = c->ldc, .lde = c->E ? c->lde : c->ldc, .epilogue = w->gate ? KR_GEMM_GATE : c->epilogue};
-  for (int64_t first = 0; first < columns; first += NR) {
+  for (int64_t first = begin; first < end; first += NR) {
     int64_t to = w->gate ? first / 2 : first;
     at.panel = w->data + first * w->K;
     at.bias = w->bias + first;
@@ -137,14 +156,24 @@ void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) {
   }
 }
 
-/* ---- the op: packs B into scratch, then shares row blocks --------------------------------------------------------- */
+void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, columns_of(c->weights)); }
+
+/* ---- the op: packs B into scratch, then shares blocks of rows, and of columns where rows are few ---------------------- */
 
 enum { ROW_BLOCK = 16 * MR };
 
 typedef struct product {
   const krait_gemm_args *args;
   kr_panels panels;
+  int64_t n_groups, group; /* groups of columns; columns of one, whole panels */
 } product;
+
+static void pack_some(void *user, int64_t begin, int64_t end, int worker) {
+  const product *p = user;
+  const krait_view *B = &p->args->Bmat;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) pack_panel(&p->panels, i * NR, B->data, B->stride[0], B->stride[1]);
+}
 
 static void apply_silu(float *row, int64_t n) {
   int64_t j = 0;
@@ -156,10 +185,8 @@ static void add_row(float *row, const float *other, int64_t n) {
   for (int64_t j = 0; j < n; j++) row[j] += other[j];
 }
 
-static void multiply_block(void *user, int64_t begin, int64_t end, int worker) {
-  const product *p = user;
+static void multiply_block(const product *p, int64_t begin, int64_t end, int64_t first, int64_t last) {
   const krait_gemm_args *a = p->args;
-  (void)worker;
   const float *A = (const float *)a->A.data + begin * a->A.stride[0], *R = a->residual.data;
   float *C = (float *)a->out.data + begin * a->out.stride[0];
   if (R) R += begin * a->residual.stride[0];
@@ -167,20 +194,35 @@ static void multiply_block(void *user, int64_t begin, int64_t end, int worker) {
   kr_gemm_rows_call call = {&p->panels, A, a->A.stride[0], end - begin, C,
                             a->out.stride[0], R, a->residual.stride[0], a->N, fused ? KR_GEMM_ADD : KR_GEMM_SET};
   if (!fused) call.E = NULL;
-  KR_FN(kr_gemm_rows)(&call);
+  multiply_panels(&call, first, last);
   if (a->activation == KRAIT_ACT_NONE) return;
+  const int64_t n = (last < a->N ? last : a->N) - first;
   for (int64_t m = 0; m < end - begin; m++) {
-    apply_silu(C + m * a->out.stride[0], a->N);
-    if (R) add_row(C + m * a->out.stride[0], R + m * a->residual.stride[0], a->N);
+    apply_silu(C + m * a->out.stride[0] + first, n);
+    if (R) add_row(C + m * a->out.stride[0] + first, R + m * a->residual.stride[0] + first, n);
+  }
+}
+
+static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) {
+  const product *p = user;
+  const int64_t columns = columns_of(&p->panels), M = p->args->M;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    int64_t row = i / p->n_groups * ROW_BLOCK, first = i % p->n_groups * p->group;
+    multiply_block(p, row, row + ROW_BLOCK < M ? row + ROW_BLOCK : M, first, first + p->group < columns ? first + p->group : columns);
   }
 }
 
 int32_t KR_FN(kr_gemm)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  product p = {.args = a};
-  KR_FN(kr_panels_pack)(&p.panels, a->call.scratch, a->K, a->N, 0, a->Bmat.data, a->Bmat.stride[0], a->Bmat.stride[1], NULL);
-  if (kr_has(&a->bias))
-    for (int64_t n = 0; n < a->N; n++) p.panels.bias[n] = (float)kr_get(&a->bias, kr_at1(&a->bias, n));
-  kr_parallel(ctx, a->M, ROW_BLOCK, multiply_block, &p);
+  product p = {.args = a, .panels = place_panels(a->call.scratch, a->K, a->N, 0)};
+  const int64_t columns = columns_of(&p.panels), n_panels = (columns + NR - 1) / NR, n_blocks = (a->M + ROW_BLOCK - 1) / ROW_BLOCK;
+  for (int64_t n = 0; n < columns; n++) p.panels.bias[n] = n < a->N && kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
+  kr_parallel(ctx, n_panels, 1 + 65536 / (a->K * NR + 1), pack_some, &p);
+  int64_t groups = n_blocks ? (4 * krait_ctx_n_threads(ctx) + n_blocks - 1) / n_blocks : 1;
+  if (groups > n_panels) groups = n_panels;
+  p.group = (n_panels + groups - 1) / groups * NR;
+  p.n_groups = (columns + p.group - 1) / p.group;
+  kr_parallel(ctx, n_blocks * p.n_groups, 1, multiply_blocks, &p);
   return KRAIT_OK;
 }

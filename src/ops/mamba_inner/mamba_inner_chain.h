@@ -1,0 +1,29 @@
+/* mamba_inner_chain.h: what the files of mamba_inner say to each other: the composition of operators, in float32 on the rows
+ * that a context prefers, or in float64 on their reference rows. */
+#ifndef KR_MAMBA_INNER_CHAIN_H
+#define KR_MAMBA_INNER_CHAIN_H
+
+#include <krait/ops.h>
+#include <string.h>
+
+/* The gradient's args begin as the forward ones do. */
+_Static_assert(offsetof(krait_mamba_inner_args, out) == offsetof(krait_mamba_inner_bwd_args, dout), "one head");
+static inline krait_mamba_inner_args kr_inner_forward_of(const krait_mamba_inner_bwd_args *g) {
+  krait_mamba_inner_args a;
+  memset(&a, 0, sizeof a);
+  memcpy(&a, g, offsetof(krait_mamba_inner_args, out));
+  a.call.size = sizeof a;
+  return a;
+}
+
+/* Columns of B (or C) in the output of x_proj. */
+static inline int64_t kr_inner_columns(const krait_mamba_inner_args *a, const krait_view *given) {
+  return given->data ? 0 : a->A.dtype == KRAIT_C64 ? 2 * a->N : a->N;
+}
+
+typedef uint64_t kr_inner_scratch_fn(const krait_ctx *ctx, const void *args);
+kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed_scratch, kr_mamba_inner_ref_scratch, kr_mamba_inner_bwd_ref_scratch;
+int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args);
+int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args);
+
+#endif
