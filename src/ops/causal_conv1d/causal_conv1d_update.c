@@ -43,6 +43,7 @@ static const char *refuse_update(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row update_rows[] = {
+    KR_CUDA_ROWS(causal_conv1d_update)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_update, kr_causal_conv1d_update_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
@@ -70,8 +71,11 @@ static void count_varlen(const void *args, kr_cost *cost) {
   *cost = (kr_cost){.bytes = 2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
-/* A copy has no arithmetic to make fast: one row. */
-static const kr_row varlen_rows[] = {{"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL}};
+/* A copy has no arithmetic to make fast: one row on the CPU. */
+static const kr_row varlen_rows[] = {
+    KR_CUDA_ROWS(causal_conv1d_varlen_states)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL},
+};
 
 const kr_op kr_op_causal_conv1d_varlen_states = {"causal_conv1d_varlen_states", sizeof(krait_causal_conv1d_varlen_states_args), KR_ROWS(varlen_rows), check_varlen, count_varlen, kr_causal_conv1d_varlen_states_case, 60};
 

@@ -66,6 +66,7 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(add_norm)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_##isa, kr_add_norm_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
@@ -73,6 +74,7 @@ static const kr_row rows[] = {
 };
 
 static const kr_row bwd_rows[] = {
+    KR_CUDA_ROWS(add_norm_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_bwd_##isa, kr_add_norm_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

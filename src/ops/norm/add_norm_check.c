@@ -14,13 +14,20 @@ static void output(kr_case *c, krait_view *v, const char *name, double chance, i
   if (dtype == KRAIT_F32) kr_case_bound(c, v, is_sum ? 1e-4 : 2e-5, 1e-6);
 }
 
+/* Mostly short rows; now and then one around the most that a GPU row keeps in registers, and beyond. */
+static void sizes(kr_case *c, int64_t index, int64_t most_rows, int64_t *R, int64_t *M) {
+  static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
+  c->contiguous = index % 2;
+  *R = kr_case_edge(c, index % 16 == 15 ? 5 : most_rows);
+  *M = index % 16 == 15 ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, 300) + 1;
+  if (c->contiguous && kr_case_chance(c, 0.7)) *M = (*M + 7) / 8 * 8; /* what the fast rows like */
+}
+
 int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   krait_add_norm_args *a = (krait_add_norm_args *)c->args;
   int32_t dtype = kr_case_activation_dtype(c), other = kr_case_chance(c, 0.5) ? KRAIT_F32 : dtype;
-  (void)index;
   a->call.flags = kr_case_chance(c, 0.5) ? KRAIT_NORM_RMS : 0;
-  a->R = kr_case_edge(c, 70);
-  a->M = kr_case_edge(c, 300) + 1;
+  sizes(c, index, 70, &a->R, &a->M);
   a->eps = 1e-3f;
   double mean = a->call.flags ? 0 : 1;
   input(c, &a->x, "x", 1, dtype, KR_SHAPE(a->R, a->M), mean);
@@ -40,10 +47,9 @@ int32_t kr_add_norm_case(kr_case *c, int64_t index) {
 int32_t kr_add_norm_bwd_case(kr_case *c, int64_t index) {
   krait_add_norm_bwd_args *a = (krait_add_norm_bwd_args *)c->args;
   int32_t dtype = kr_case_activation_dtype(c), other = kr_case_chance(c, 0.5) ? KRAIT_F32 : dtype;
-  (void)index;
   a->call.flags = kr_case_chance(c, 0.5) ? KRAIT_NORM_RMS : 0;
-  a->R = kr_case_edge(c, 130);
-  a->M = kr_case_edge(c, 300) + 2;
+  sizes(c, index, 130, &a->R, &a->M);
+  a->M += a->M == 1;
   a->eps = 1e-3f;
   input(c, &a->v, "v", 1, dtype, KR_SHAPE(a->R, a->M), 0);
   input(c, &a->rowscale, "rowscale", 0.3, other, KR_SHAPE(a->R), 1);

@@ -52,6 +52,7 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(gated_norm)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_norm_##isa, kr_gated_norm_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
@@ -59,6 +60,7 @@ static const kr_row rows[] = {
 };
 
 static const kr_row bwd_rows[] = {
+    KR_CUDA_ROWS(gated_norm_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_norm_bwd_##isa, kr_gated_norm_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
