@@ -56,6 +56,7 @@ int64_t pk_panel_fragments(const kr_panels *w) { return round_up(w->K) * pk_pane
 int32_t pk_device_check(const kr_pk_config *c) {
   KR_CHECK(c->C <= 64, KRAIT_ERR_UNSUPPORTED, "dense_channel is %lld; the GPU takes up to 64", (long long)c->C);
   KR_CHECK(c->stage != KR_PK_MAMBA || c->d_state <= 64, KRAIT_ERR_UNSUPPORTED, "mamba_d_state is %lld; the GPU takes up to 64", (long long)c->d_state);
+  KR_CHECK(c->stage != KR_PK_MAMBA || c->dt_rank <= 16, KRAIT_ERR_UNSUPPORTED, "mamba_hidden_size is %lld; the GPU takes up to 256", (long long)c->hidden);
   KR_CHECK(c->stage == KR_PK_MAMBA || c->hidden <= 1024, KRAIT_ERR_UNSUPPORTED, "the hidden size is %lld; the GPU takes up to 1024", (long long)c->hidden);
   return KRAIT_OK;
 }

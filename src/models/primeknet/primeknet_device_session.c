@@ -9,10 +9,10 @@
 
 static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single window needs more */
 
-/* [exact in float32, TF32][kind] */
-static const kr_kernel products[2][4] = {
-    {{"primeknet_product", "kr_pk_product"}, {"primeknet_product", "kr_pk_product_norm"}, {"primeknet_product", "kr_pk_product_taps"}, {"primeknet_product", "kr_pk_product_dense"}},
-    {{"primeknet_product_tf32", "kr_pk_product"}, {"primeknet_product_tf32", "kr_pk_product_norm"}, {"primeknet_product_tf32", "kr_pk_product_taps"}, {"primeknet_product_tf32", "kr_pk_product_dense"}}};
+#define PRODUCTS(module)                                                                                                        \
+  {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
+   [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}, [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
+static const kr_kernel products[2][6] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_tf32")};
 static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
 static pk_timed *timed_of(pk_device_session *s, const char *name) {
@@ -53,7 +53,7 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo) {
   const kr_primeknet *m = s->model;
   return (pk_product){.rows_per_item = s->n_items * pk_rows(s, m->config.F2), .n_items = 1, .kind = kind, .T = kr_divisor_of(s->T), .K = (int32_t)K, .n_channels = (int32_t)m->config.C,
-                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .n_store = (int32_t)(w->gate ? pk_panel_columns(w) / 2 : pk_panel_columns(w)), .A = {A}, .lda = lda,
+                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .n_store = (int32_t)(w->gate ? pk_panel_columns(w) / 2 : pk_panel_columns(w)), .A = {A}, .zeros = s->zeros, .lda = lda,
                       .F = (int32_t)m->config.F2, .w = {pk_weight(s, w->data)}, .bias = {pk_weight(s, w->bias)}, .fragments = pk_panel_fragments(w), .out = out, .ldo = ldo};
 }
 
@@ -66,14 +66,13 @@ static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, 
 }
 
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
-  static const int8_t column_of[] = {[KR_PK_A_ROWS] = 0, [KR_PK_A_PAIR] = 0, [KR_PK_A_SCALED] = 0, [KR_PK_A_NORM] = 1, [KR_PK_A_TAPS] = 2, [KR_PK_A_DENSE] = 3};
   const int tf32 = s->device->tf32 && p->kind != KR_PK_A_PAIR; /* angles would lose too much */
   const int32_t tiles = (p->Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS * p->n_panels;
   const int64_t row_blocks = (p->rows_per_item + KR_PK_ROWS - 1) / KR_PK_ROWS;
   pk_product whole = *p;
   whole.tiles_per_block = tiles_per_block(s, p, row_blocks * p->n_items, tiles);
   const kr_grid grid = {.x = (uint32_t)row_blocks, .y = (uint32_t)(tiles / whole.tiles_per_block), .z = (uint32_t)p->n_items, .block = KR_PK_THREADS};
-  pk_launch(s, &products[tf32][column_of[p->kind]], grid, &whole, sizeof whole);
+  pk_launch(s, &products[tf32][p->kind], grid, &whole, sizeof whole);
 }
 
 /* ---- memory: everything that lives through a pass, then what one phase uses and the next does not ---------------------- */
@@ -97,6 +96,7 @@ static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
   for (int i = 0; i < 3; i++) *pairs[i] = place(l, 2 * bins);
+  s->zeros = place(l, 4);
   s->x = place(l, half * m->Cp);
   s->partial = place(l, n * (tiles + 1) * 2 * m->Cp);
   s->scale = place(l, n * m->Cp), s->shift = place(l, n * m->Cp);
@@ -155,7 +155,7 @@ static int32_t make_room(pk_device_session *s, int64_t n) {
   layout real = {.base = s->memory};
   place_all(&real, s, n);
   s->n_items = n;
-  return KRAIT_OK;
+  return kr_cuda_fill(s->device->cuda, s->zeros, 0, 4 * sizeof(float), s->stream);
 }
 
 /* As many windows as share most_bytes, in groups of equal size. */

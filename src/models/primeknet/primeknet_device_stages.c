@@ -7,7 +7,7 @@ static const kr_kernel recurrence = {"primeknet_layers", "kr_pk_recurrence"};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_product", "kr_pk_feed_forward"}, {"primeknet_product_tf32", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
-enum { CONV_RUN = 8, SCAN_STEPS = 4, SIDE = 8 }; /* as in the .cu files */
+enum { CONV_RUN = 8, SIDE = 8 }; /* as in the .cu files */
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -56,7 +56,7 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
   pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->dbl, m->Xp);
   pk_launch_product(s, &x_proj);
   pk_launch(s, c->d_state == 16 && c->dt_rank == 4 ? &scan_even : &scan_any,
-            (kr_grid){.x = (uint32_t)ssm.n_sequences, .y = blocks_of(c->d_inner, 128), .block = 128, .shared_bytes = (uint32_t)(SCAN_STEPS * m->Xp) * 4}, &ssm, sizeof ssm);
+            (kr_grid){.x = (uint32_t)ssm.n_sequences, .y = blocks_of(c->d_inner, 128), .block = 128}, &ssm, sizeof ssm);
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
 }
@@ -119,7 +119,7 @@ static void feed_forward(pk_device_session *s, const pk_prime *prime, const floa
   const int32_t J = m->config.n_kernels;
   pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks, J * m->Cp);
   pk_feed_forward f = {.T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .n_chunks = J, .Np = (int32_t)pk_panel_columns(&prime[0].out),
-                       .fragments = pk_panel_fragments(&prime[0].out), .h = s->chunks, .bias = pk_weight(s, prime[0].out.bias), .E = s->y, .out = beta ? s->x : s->y};
+                       .fragments = pk_panel_fragments(&prime[0].out), .h = s->chunks, .zeros = s->zeros, .bias = pk_weight(s, prime[0].out.bias), .E = s->y, .out = beta ? s->x : s->y};
   if (beta) f.X = s->x, f.beta = pk_weight(s, beta);
   in.n_panels = J;
   in.out_panel = m->Cp;

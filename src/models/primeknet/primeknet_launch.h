@@ -49,7 +49,7 @@ struct pk_device_session {
   pk_recorded recorded[KR_PK_N_GRAPHS];
   pk_timed *timed; /* KR_PK_N_TIMED, or NULL: not watched */
   float *com_in, *mag, *pha, *com, *polar, *mask, *phase; /* (n_items, F, T) with 2, 1, 1, 2, 2, 1, 1 values */
-  float *x;                                 /* (n_items, F2, T, Cp) */
+  float *x, *zeros;                         /* (n_items, F2, T, Cp); four zeros */
   float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
   float *halves[KR_PK_MAX_DEPTH];           /* decoders */
   float *y, *g, *factors;                   /* stages; y and g like x */

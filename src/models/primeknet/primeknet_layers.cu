@@ -142,7 +142,7 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_conv(const pk_ssm p) {
   }
 }
 
-enum { STEPS = 4, MOST_RANK = 4 };
+enum { STEPS = 8, MOST_RANK = 4 };
 
 /* One step of all states; B and C lie behind each other. Even: exactly MOST_N of them, and aligned. */
 template <int MOST_N>
@@ -172,48 +172,71 @@ KR_DEV float step_any(const float *BC, int N, float delta, float du, const float
   return y;
 }
 
-/* A thread has one channel and all its states; a block 128 channels of one sequence, four steps at a time. */
-template <int MOST_N, int EVEN>
+/* What a thread reads ahead of time: its channel's input and gate, and its share of the block's rank, B and C. */
+template <int SHARE>
+struct scan_ahead {
+  float u[STEPS], z[STEPS], dbl[SHARE];
+};
+
+template <int SHARE>
+KR_DEV void read_ahead(const pk_ssm &p, int64_t first, int t0, int e, scan_ahead<SHARE> &a) {
+#pragma unroll
+  for (int i = 0; i < STEPS; i++) {
+    const int64_t row = first + (t0 + i < p.T ? t0 + i : p.T - 1);
+    a.u[i] = p.xc[row * p.Ep + e];
+    a.z[i] = p.xz[row * 2 * p.Ep + p.Ep + e];
+  }
+  const int n = (p.T - t0 < STEPS ? p.T - t0 : STEPS) * p.Xp;
+#pragma unroll
+  for (int i = 0; i < SHARE; i++) {
+    const int at = kr_thread() + i * 128;
+    a.dbl[i] = p.dbl[(first + (t0 < p.T ? t0 : 0)) * p.Xp + (at < n ? at : 0)];
+  }
+}
+
+/* A thread has one channel and all its states; a block 128 channels of one sequence. While eight steps are computed, the next eight are
+ * being read. Shared: two tiles of (STEPS, Xp), of which a thread moves SHARE values. */
+template <int MOST_N, int SHARE, int EVEN>
 KR_DEV void scan(const pk_ssm &p) {
-  KR_DYNAMIC_SHARED(shared);
-  float *const tile = (float *)shared; /* (STEPS, Xp) */
+  KR_SHARED float tiles[2][SHARE * 128];
   const int e = kr_block_y() * 128 + kr_thread(), exists = e < p.E, at = exists ? e : 0;
   const int64_t first = (int64_t)kr_block_x() * p.T;
   float A[MOST_N], state[MOST_N], rank[MOST_RANK];
+  scan_ahead<SHARE> ahead;
 #pragma unroll
   for (int n = 0; n < MOST_N; n++) A[n] = n < p.N ? p.A[(int64_t)at * p.N + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
 #pragma unroll
   for (int r = 0; r < MOST_RANK; r++) rank[r] = r < p.R ? p.dt_w[(int64_t)r * p.dt_ld + at] : 0.0f;
   const float bias = p.dt_b[at], skip = p.D[at];
-  for (int t0 = 0; t0 < p.T; t0 += STEPS) {
-    const int steps = p.T - t0 < STEPS ? p.T - t0 : STEPS;
+  read_ahead(p, first, 0, at, ahead);
+  for (int t0 = 0, side = 0; t0 < p.T; t0 += STEPS, side ^= 1) {
     float u[STEPS], z[STEPS];
+    float *const tile = tiles[side];
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) u[i] = ahead.u[i], z[i] = ahead.z[i];
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) tile[kr_thread() + i * 128] = ahead.dbl[i];
+    kr_sync();
+    if (t0 + STEPS < p.T) read_ahead(p, first, t0 + STEPS, at, ahead);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-      const int64_t row = first + t0 + (i < steps ? i : 0);
-      u[i] = p.xc[row * p.Ep + at];
-      z[i] = p.xz[row * 2 * p.Ep + p.Ep + at];
-    }
-    kr_sync();
-    for (int i = kr_thread(); i < steps * p.Xp; i += 128) tile[i] = p.dbl[(first + t0) * p.Xp + i];
-    kr_sync();
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-      const float *dbl = tile + (i < steps ? i : 0) * p.Xp;
+      const float *dbl = tile + i * p.Xp;
       float delta = bias;
+      if (t0 + i >= p.T) break;
 #pragma unroll
       for (int r = 0; r < MOST_RANK; r++)
-        if (r < p.R) delta = kr_fma(dbl[r], rank[r], delta);
-      for (int r = MOST_RANK; r < p.R; r++) delta = kr_fma(dbl[r], p.dt_w[(int64_t)r * p.dt_ld + at], delta);
+        if (EVEN || r < p.R) delta = kr_fma(dbl[r], rank[r], delta);
+      for (int r = MOST_RANK; !EVEN && r < p.R; r++) delta = kr_fma(dbl[r], p.dt_w[(int64_t)r * p.dt_ld + at], delta);
       delta = kr_softplus(delta);
-      const float y = EVEN ? step_even<MOST_N>(dbl + p.R, delta, delta * u[i], A, state) : step_any<MOST_N>(dbl + p.R, p.N, delta, delta * u[i], A, state);
-      if (exists && i < steps) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
+      const float y = EVEN ? step_even<MOST_N>(dbl + MOST_RANK, delta, delta * u[i], A, state) : step_any<MOST_N>(dbl + p.R, p.N, delta, delta * u[i], A, state);
+      if (exists) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
     }
   }
 }
 
-KR_KERNEL void KR_BOUNDS(128, 6) kr_pk_scan_even(const pk_ssm p) { scan<16, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 0>(p); }
+/* Even: 16 states and a rank of 4, so that a row of dbl has 48 values. */
+KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even(const pk_ssm p) { scan<16, 3, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 9, 0>(p); }
 
 /* ---- GRU and LSTM ------------------------------------------------------------------------------------------------------ */
 

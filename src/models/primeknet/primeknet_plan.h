@@ -41,7 +41,7 @@ typedef struct pk_product {
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
   int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile */
   int32_t Np, n_store;            /* columns of a panel as packed; columns of its output that are stored */
-  const float *A[KR_PK_SOURCES];
+  const float *A[KR_PK_SOURCES], *zeros; /* four zeros, read where a source has nothing */
   int64_t lda;                    /* floats between rows */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
   int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
@@ -82,7 +82,7 @@ typedef struct pk_feed_forward {
   kr_divisor T;
   int32_t F, Cp, causal, n_chunks, Np;
   int64_t fragments;
-  const float *h; /* n_chunks Cp wide */
+  const float *h, *zeros; /* n_chunks Cp wide; four zeros */
   int32_t k[KR_PK_SOURCES];
   const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES], *other_taps[KR_PK_SOURCES], *other_bias[KR_PK_SOURCES];
   const float *attn[KR_PK_SOURCES], *attn_bias[KR_PK_SOURCES], *w[KR_PK_SOURCES], *bias;

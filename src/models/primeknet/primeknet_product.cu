@@ -33,17 +33,23 @@ KR_DEV kr_float4 zero4(void) {
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
-/* Channel c.. of source s at (f, t); zero outside. */
+/* Rows beyond the last are made like the last, and not stored: no load has to be branched around. */
+KR_DEV int64_t clamped_row(const pk_product &p, int64_t first_row, int i) {
+  const int64_t row = first_row + own_row(i);
+  return row < p.rows_per_item ? row : p.rows_per_item - 1;
+}
+
+/* Channel c.. of source s at (f, t); outside, the zeros that the plan points at. */
 KR_DEV kr_float4 source4(const pk_product &p, int s, int item, int f, int t, int c) {
-  if ((uint32_t)f >= (uint32_t)p.F || (uint32_t)t >= p.T.by) return zero4();
-  return load4(p.A[s] + (((int64_t)item * p.F + f) * p.T.by + t) * p.K + c);
+  const float *from = p.A[s] + (((int64_t)item * p.F + f) * p.T.by + t) * p.K + c;
+  return load4((uint32_t)f < (uint32_t)p.F && (uint32_t)t < p.T.by ? from : p.zeros);
 }
 
 KR_DEV void load_taps(const pk_product &p, int s, int item, int64_t first_row, int c, held &h) {
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    const place at = place_of(p, (uint32_t)(first_row + own_row(i)));
-    h.v[i] = first_row + own_row(i) < p.rows_per_item ? source4(p, s, item, (int)at.f * p.f_step + p.f_offset[s], (int)at.t, c) : zero4();
+    const place at = place_of(p, (uint32_t)clamped_row(p, first_row, i));
+    h.v[i] = source4(p, s, item, (int)at.f * p.f_step + p.f_offset[s], (int)at.t, c);
   }
 }
 
@@ -54,11 +60,11 @@ KR_DEV void load_filtered(const pk_product &p, int s, int item, int64_t first_ro
   for (int k = 0; k < 9; k++) taps[k] = load4(p.taps[s] + k * p.K + c);
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    const place at = place_of(p, (uint32_t)(first_row + own_row(i)));
-    const int first = (int)at.t - p.dilation * (p.causal ? 2 : 1), inside = first_row + own_row(i) < p.rows_per_item;
+    const place at = place_of(p, (uint32_t)clamped_row(p, first_row, i));
+    const int first = (int)at.t - p.dilation * (p.causal ? 2 : 1);
     kr_float4 v[9], sum = bias;
 #pragma unroll
-    for (int k = 0; k < 9; k++) v[k] = source4(p, s, item, inside ? (int)at.f + k % 3 - 1 : -1, first + k / 3 * p.dilation, c);
+    for (int k = 0; k < 9; k++) v[k] = source4(p, s, item, (int)at.f + k % 3 - 1, first + k / 3 * p.dilation, c);
 #pragma unroll
     for (int k = 0; k < 9; k++)
 #pragma unroll
@@ -74,27 +80,25 @@ KR_DEV const float *factors_of(const pk_product &p, int64_t row, int c) {
   return p.factors + sequence * p.K + c;
 }
 
+template <int KIND>
 KR_DEV void load_rows(const pk_product &p, int s, int item, int64_t first_row, int c, held &h) {
-  const int64_t whole = (int64_t)item * p.rows_per_item + first_row;
+  const int64_t whole = (int64_t)item * p.rows_per_item;
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    const int64_t row = whole + own_row(i);
-    h.v[i] = zero4();
-    if (first_row + own_row(i) >= p.rows_per_item) continue;
-    if (p.kind != KR_PK_A_PAIR) h.v[i] = load4(p.A[s] + row * p.lda + c);
-    else if (c == 0) h.v[i].v[0] = p.A[0][row * 2], h.v[i].v[1] = p.A[0][row * 2 + 1];
+    const int64_t row = whole + clamped_row(p, first_row, i);
+    if (KIND != KR_PK_A_PAIR) h.v[i] = load4(p.A[s] + row * p.lda + c);
+    else h.v[i].v[0] = c ? 0.0f : p.A[0][row * 2], h.v[i].v[1] = c ? 0.0f : p.A[0][row * 2 + 1], h.v[i].v[2] = h.v[i].v[3] = 0.0f;
   }
-  if (p.kind != KR_PK_A_SCALED) return;
+  if (KIND != KR_PK_A_SCALED) return;
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    if (first_row + own_row(i) >= p.rows_per_item) continue;
-    const kr_float4 factor = load4(factors_of(p, whole + own_row(i), c));
+    const kr_float4 factor = load4(factors_of(p, whole + clamped_row(p, first_row, i), c));
 #pragma unroll
     for (int j = 0; j < 4; j++) h.v[i].v[j] *= factor.v[j];
   }
 }
 
-/* Columns c0.. of source s; beyond the source's width zeros. KIND is the plan's, or KR_PK_A_ROWS for all that only read. */
+/* Columns c0.. of source s; beyond the source's width zeros. */
 template <int KIND>
 KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
@@ -103,12 +107,26 @@ KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int c0
     for (int i = 0; i < HELD; i++) h.v[i] = zero4();
   } else if (KIND == KR_PK_A_DENSE) load_filtered(p, s, item, first_row, c, h);
   else if (KIND == KR_PK_A_TAPS) load_taps(p, s, item, first_row, c, h);
-  else load_rows(p, s, item, first_row, c, h);
+  else load_rows<KIND>(p, s, item, first_row, c, h);
 }
 
+#ifdef KR_TF32
+KR_DEV float rounded(float v) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+  return kr_bits_to_float(bits);
+}
+#else
+KR_DEV float rounded(float v) { return v; }
+#endif
+
+/* As the product wants them: rounded once, where the units do not read all digits. */
 KR_DEV void put(const held &h, float *tile) {
 #pragma unroll
-  for (int i = 0; i < HELD; i++) *(kr_float4 *)(tile + own_row(i) * LD + own_column()) = h.v[i];
+  for (int i = 0; i < HELD; i++) {
+    const kr_float4 v = {{rounded(h.v[i].v[0]), rounded(h.v[i].v[1]), rounded(h.v[i].v[2]), rounded(h.v[i].v[3])}};
+    *(kr_float4 *)(tile + own_row(i) * LD + own_column()) = v;
+  }
 }
 
 /* ---- norm over the channels: of one tile at most; sixteen threads share a row ----------------------------------------------------------- */
@@ -121,20 +139,20 @@ KR_DEV float row_sum(float v) {
 
 KR_DEV void normalise(const pk_product &p, held &h) {
   const int c = own_column();
+  const float share = 1.0f / (float)p.n_channels;
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum += h.v[i].v[j]; /* padding is zero */
-    const float mean = row_sum(sum) / (float)p.n_channels;
+    kr_float4 &v = h.v[i];
+    const float mean = row_sum((v.v[0] + v.v[1]) + (v.v[2] + v.v[3])) * share; /* padding is zero */
+    float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      h.v[i].v[j] = c + j < p.n_channels ? h.v[i].v[j] - mean : 0.0f;
-      squares = kr_fma(h.v[i].v[j], h.v[i].v[j], squares);
+      v.v[j] = c + j < p.n_channels ? v.v[j] - mean : 0.0f;
+      squares = kr_fma(v.v[j], v.v[j], squares);
     }
-    const float scale = 1.0f / __builtin_sqrtf(row_sum(squares) / (float)p.n_channels + 1e-6f);
+    const float scale = kr_rsqrt(kr_fma(row_sum(squares), share, 1e-6f));
 #pragma unroll
-    for (int j = 0; j < 4; j++) h.v[i].v[j] *= scale;
+    for (int j = 0; j < 4; j++) v.v[j] *= scale;
   }
 }
 
@@ -194,10 +212,10 @@ KR_DEV void clear(sums &s) {
   for (int i = 0; i < 32; i++) s.v[i / 16][i / 4 % 4][i % 4] = 0.0f;
 }
 
-KR_DEV uint32_t to_tf32(float v) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-  return bits;
+/* 16 rows by 8 columns as the product wants them: 8 by 4 values are what this instruction knows as 8 by 8 halves. */
+KR_DEV void load_fragments(const float *from, uint32_t (&a)[4]) {
+  asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %4; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [at]; }"
+      : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "l"(from) : "memory");
 }
 
 KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -209,8 +227,8 @@ KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 template <int WHOLE>
 KR_DEV void multiply_by(int Np, const float *tile, const float *w, int column0, int width, sums &s) {
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, n_blocks = Np / 8, first = column0 / 8 + (warp & 1) * 4;
-  const float *rows = tile + ((warp >> 1) * 32 + (lane >> 2)) * LD + (lane & 3);
-#pragma unroll WHOLE ? 4 : 1
+  const float *rows = tile + ((warp >> 1) * 32 + (lane & 15)) * LD + (lane >> 4) * 4;
+#pragma unroll WHOLE ? 2 : 1
   for (int k = 0; k < (WHOLE ? WIDTH : width); k += 16) {
     kr_float4 b[4];
 #pragma unroll
@@ -219,7 +237,7 @@ KR_DEV void multiply_by(int Np, const float *tile, const float *w, int column0, 
     for (int half = 0; half < 2; half++) {
       uint32_t a[2][4];
 #pragma unroll
-      for (int i = 0; i < 8; i++) a[i >> 2][i & 3] = to_tf32(rows[(i / 4 * 16 + i % 2 * 8) * LD + k + half * 8 + i / 2 % 2 * 4]);
+      for (int i = 0; i < 2; i++) load_fragments(rows + i * 16 * LD + k + half * 8, a[i]);
 #pragma unroll
       for (int j = 0; j < 4; j++)
 #pragma unroll
@@ -258,32 +276,47 @@ KR_DEV int64_t out_row(const pk_product &p, int item, uint32_t row) {
 /* Four columns of eight rows, or of four when neighbouring columns are multiplied. All reads come before the writes. */
 template <int GATE>
 KR_DEV void store_tile(const pk_product &p, int item, int64_t first_row, int panel, int column0, const float *tile) {
-  enum { PER_ROW = GATE ? KR_PK_COLUMNS / 8 : KR_PK_COLUMNS / 4, N = KR_PK_ROWS * PER_ROW / KR_PK_THREADS };
-  const int c = kr_thread() % PER_ROW * 4, column = (GATE ? column0 / 2 : column0) + c;
-  const float *bias = p.bias[panel] + column0 + (GATE ? 2 * c : c);
-  kr_float4 e[N] = {};
-  int64_t to[N];
+  enum { PER_ROW = GATE ? KR_PK_COLUMNS / 8 : KR_PK_COLUMNS / 4, STEP = KR_PK_THREADS / PER_ROW, N = KR_PK_ROWS / STEP };
+  const int c = kr_thread() % PER_ROW * 4, column = (GATE ? column0 / 2 : column0) + c, own = kr_thread() / PER_ROW;
   if (column >= p.n_store) return;
+  const int left = p.rows_per_item - first_row < KR_PK_ROWS ? (int)(p.rows_per_item - first_row) : KR_PK_ROWS;
+  int64_t to[N];
+  kr_float4 v[N], e[N];
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    const int64_t row = first_row + kr_thread() / PER_ROW + i * (KR_PK_THREADS / PER_ROW);
-    to[i] = row < p.rows_per_item ? out_row(p, item, (uint32_t)row) : -1;
-    if (!GATE && p.E && to[i] >= 0) e[i] = load4(p.E + to[i] * p.ldo + panel * p.out_panel + column);
+    to[i] = out_row(p, item, (uint32_t)(first_row + (own + i * STEP < left ? own + i * STEP : left - 1))) * p.ldo + panel * p.out_panel + column;
+    if (!GATE && p.E) e[i] = load4(p.E + to[i]);
   }
+  const float *bias = p.bias[panel] + column0 + (GATE ? 2 * c : c);
+  const kr_float4 low = load4(bias), high = load4(GATE ? bias + 4 : bias);
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    if (to[i] < 0) continue;
-    const float *from = tile + (kr_thread() / PER_ROW + i * (KR_PK_THREADS / PER_ROW)) * LD + (GATE ? 2 * c : c);
-    kr_float4 v;
+    const float *from = tile + (own + i * STEP) * LD + (GATE ? 2 * c : c);
+    const kr_float4 a = load4(from), b = load4(GATE ? from + 4 : from);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      if (GATE) v.v[j] = (from[2 * j] + bias[2 * j]) * (from[2 * j + 1] + bias[2 * j + 1]);
-      else v.v[j] = from[j] + bias[j];
-      if (!GATE && p.E) v.v[j] += e[i].v[j];
-      if (!GATE && p.X) v.v[j] = kr_fma(p.beta[column + j], p.X[to[i] * p.ldo + column + j], v.v[j]);
+      if (!GATE) v[i].v[j] = a.v[j] + low.v[j];
+      else v[i].v[j] = j < 2 ? (a.v[2 * j] + low.v[2 * j]) * (a.v[2 * j + 1] + low.v[2 * j + 1]) : (b.v[2 * j - 4] + high.v[2 * j - 4]) * (b.v[2 * j - 3] + high.v[2 * j - 3]);
     }
-    *(kr_float4 *)(p.out + to[i] * p.ldo + panel * p.out_panel + column) = v;
   }
+  if (!GATE && p.E) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].v[j] += e[i].v[j];
+  }
+  if (!GATE && p.X) {
+    const kr_float4 beta = load4(p.beta + column);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      const kr_float4 x = load4(p.X + to[i]);
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].v[j] = kr_fma(beta.v[j], x.v[j], v[i].v[j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (own + i * STEP < left) *(kr_float4 *)(p.out + to[i]) = v[i];
 }
 
 /* Mean and squared deviations of the tile's columns, without the bias, which adds to the mean alone. */
@@ -331,8 +364,9 @@ KR_DEV void product(const pk_product &p) {
       const int at = c0, source = s;
       c0 += WIDTH;
       if (c0 >= p.K) c0 = 0, s++;
-      if (KIND != KR_PK_A_NORM && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h);
+      if (KIND != KR_PK_A_NORM && KIND != KR_PK_A_DENSE && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h);
       multiply(p.Np, tile, weights_at(p.w[p.n_sources > 1 ? source : panel], p.fragments, at, p.Np), column0, p.K - at < WIDTH ? p.K - at : WIDTH, acc);
+      if (KIND == KR_PK_A_DENSE && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h); /* its filters need the registers */
       if (n_chunks > 1) kr_sync();
     }
     kr_sync();
@@ -345,7 +379,9 @@ KR_DEV void product(const pk_product &p) {
 }
 
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product(const pk_product p) { product<KR_PK_A_ROWS>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_pair(const pk_product p) { product<KR_PK_A_PAIR>(p); }
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_norm(const pk_product p) { product<KR_PK_A_NORM>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_scaled(const pk_product p) { product<KR_PK_A_SCALED>(p); }
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
 KR_KERNEL void KR_BOUNDS(128, 3) kr_pk_product_dense(const pk_product p) { product<KR_PK_A_DENSE>(p); }
 
@@ -360,18 +396,18 @@ KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, i
   const float *x = p.h + ((int64_t)item * p.F * p.T.by + t) * width + (int64_t)chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.other_taps[chunk] + c;
   kr_float4 ring[SIDE];
 #pragma unroll
-  for (int i = 0; i < SIDE; i++) a.v[i] = exists ? load4(p.taps_bias[chunk] + c) : zero4(), b.v[i] = exists ? load4(p.other_bias[chunk] + c) : zero4();
+  for (int i = 0; i < SIDE; i++) a.v[i] = load4(exists ? p.taps_bias[chunk] + c : p.zeros), b.v[i] = load4(exists ? p.other_bias[chunk] + c : p.zeros);
 #pragma unroll
   for (int i = 0; i < SIDE - 1; i++) {
     const int f = f0 + i - before;
-    ring[i] = exists && (uint32_t)f < (uint32_t)p.F ? load4(x + f * step) : zero4();
+    ring[i] = load4(exists && (uint32_t)f < (uint32_t)p.F ? x + f * step : p.zeros);
   }
   for (int j0 = 0; j0 < k; j0 += SIDE)
 #pragma unroll
     for (int j = 0; j < SIDE; j++) {
       const int f = f0 + SIDE - 1 + j0 + j - before, used = exists && j0 + j < k;
-      const kr_float4 ta = used ? load4(taps_a + (j0 + j) * p.Cp) : zero4(), tb = used ? load4(taps_b + (j0 + j) * p.Cp) : zero4();
-      ring[(SIDE - 1 + j) % SIDE] = used && (uint32_t)f < (uint32_t)p.F ? load4(x + f * step) : zero4();
+      const kr_float4 ta = load4(used ? taps_a + (j0 + j) * p.Cp : p.zeros), tb = load4(used ? taps_b + (j0 + j) * p.Cp : p.zeros);
+      ring[(SIDE - 1 + j) % SIDE] = load4(used && (uint32_t)f < (uint32_t)p.F ? x + f * step : p.zeros);
 #pragma unroll
       for (int i = 0; i < SIDE; i++)
 #pragma unroll
@@ -389,7 +425,7 @@ KR_DEV void gate_tile(const float *bias, int Cp, const held &b, float *tile) {
   for (int i = 0; i < HELD; i++) {
     kr_float4 *at = (kr_float4 *)(tile + own_row(i) * LD + c), v = *at;
 #pragma unroll
-    for (int j = 0; j < 4; j++) v.v[j] = c < Cp ? (v.v[j] + bias[c + j]) * b.v[i].v[j] : 0.0f;
+    for (int j = 0; j < 4; j++) v.v[j] = c < Cp ? rounded((v.v[j] + bias[c + j]) * b.v[i].v[j]) : 0.0f;
     *at = v;
   }
 }
