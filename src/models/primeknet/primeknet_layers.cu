@@ -79,7 +79,8 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pool(const pk_pool p) {
   const int64_t first = p.frames_are_sequences ? (int64_t)high * p.F * p.T.by + (sequence - high * p.T.by) : (int64_t)sequence * p.n;
   const int64_t step = p.frames_are_sequences ? p.T.by : 1;
   kr_float4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
-  for (int i = lane; lane < lanes && i < p.n; i += lanes) {
+#pragma unroll 4
+  for (int i = lane < lanes ? lane : p.n; i < p.n; i += lanes) {
     const kr_float4 v = load4(p.x + (first + i * step) * p.Cp + c);
 #pragma unroll
     for (int j = 0; j < 4; j++) sum.v[j] += v.v[j];
@@ -94,6 +95,7 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pool(const pk_pool p) {
   kr_sync();
   if (kr_thread() >= p.Cp) return;
   float y = p.bias[kr_thread()];
+#pragma unroll 16
   for (int k = 0; k < p.Cp; k++) y = kr_fma(mean[k], p.w[(int64_t)k * p.Np + kr_thread()], y);
   p.out[(int64_t)sequence * p.Cp + kr_thread()] = y;
 }
