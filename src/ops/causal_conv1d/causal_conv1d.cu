@@ -1,6 +1,7 @@
 /* causal_conv1d.cu: the short causal convolution forward and its last inputs (causal_conv1d_ref.c has the equation).
  *   kr_conv_rows   a thread makes 16 bytes of one row; its left neighbours come through the cache. W up to 4
- *   kr_conv_last   channels innermost: a thread makes 16 bytes of channels for a run of steps. W up to 4
+ *   kr_conv_whole  the same where rows are whole packs: two packs a thread, both on their way at once
+ *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps. W up to 4
  *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
  * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
@@ -14,7 +15,7 @@ KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
-    const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row), b32 = kr_divide(row, p.rows);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row), b32 = kr_divide(row, p.rows);
   if (b32 >= p.B) return;
   const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * E;
   const int64_t at = b * p.x.b + d * p.x.row + t * p.x.t;
@@ -34,43 +35,80 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) 
   write_pack(p.out, KR_DTYPE, b * p.out.b + d * p.out.row + t * p.out.t, min64(E, p.L - t), y);
 }
 
-/* Here a pack runs along channels: x.row is 1. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_last(const kr_conv_plan p) {
-    const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b32 = kr_divide(run, p.runs);
-  if (b32 >= p.B) return;
-  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * E, t0 = (int64_t)(run - b32 * p.runs.by) * KR_CONV_RUN, b = b32;
-  kr_rows in = p.x, out = p.out;
-  in.packs = out.packs = 1, in.t = out.t = 1;
-  float w[8][4], bias[8], window[4][8];
+typedef struct whole_pack {
+  int64_t b, d, t;
+  kr_raw16 now;
+  quad before;
+} whole_pack;
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) {
+  enum { N_PACKS = KR_CONV_BYTES / 16 };
+  whole_pack packs[N_PACKS];
+  const uint32_t first = (uint32_t)kr_block_x() * (N_PACKS * KR_CONV_THREADS) + kr_thread(), n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    if (k < E) load_taps(p, d + k, w[k]);
-    bias[k] = k < E ? load_bias(p, d + k) : 0.0f;
+  for (int k = 0; k < N_PACKS; k++) {
+    const uint32_t i = first + k * KR_CONV_THREADS, row = kr_divide(i, p.packs_per_row), b = kr_divide(row, p.rows);
+    packs[k].b = b, packs[k].d = row - b * p.rows.by, packs[k].t = (int64_t)(i - row * p.packs_per_row.by) * E;
+    const int64_t at = packs[k].b * p.x.b + packs[k].d * p.x.row + packs[k].t;
+    packs[k].before = no_quad();
+    if (i >= n) continue;
+    packs[k].now = *(const kr_raw16 *)((const char *)p.x.data + at * (16 / E));
+    if (packs[k].t > 0) packs[k].before = load_quad(p.x, at - 4);
   }
 #pragma unroll
-  for (int j = 1; j < 4; j++) {
-    int64_t t = t0 - 4 + j;
-    read_pack(in, KR_DTYPE, b * p.x.b + d + t * p.x.t, t >= 0 ? E : 0, window[j]);
-  }
+  for (int k = 0; k < N_PACKS; k++) {
+    const whole_pack &pack = packs[k];
+    float x[12], w[4], y[8];
+    if (first + k * KR_CONV_THREADS >= n) return;
+    load_taps(p, pack.d, w);
+    const float bias = load_bias(p, pack.d);
 #pragma unroll
-  for (int s = 0; s < KR_CONV_RUN; s++) {
-    int64_t t = t0 + s;
-    if (t >= p.L) break;
-    float y[8];
+    for (int j = 0; j < 4; j++) x[j] = quad_at(pack.before, j);
 #pragma unroll
-    for (int j = 0; j < 3; j++)
+    for (int j = 0; j < 8; j++) x[j + 4] = j < E ? pack_at(pack.now, j, KR_DTYPE) : 0.0f;
 #pragma unroll
-      for (int k = 0; k < 8; k++) window[j][k] = window[j + 1][k];
-    read_pack(in, KR_DTYPE, b * p.x.b + d + t * p.x.t, E, window[3]);
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      float sum = bias[k];
-#pragma unroll
-      for (int j = 0; j < 4; j++) sum = kr_fma(w[k][j], window[j][k], sum);
-      y[k] = sum;
-    }
+    for (int j = 0; j < 8; j++) y[j] = kr_fma(w[3], x[j + 4], kr_fma(w[2], x[j + 3], kr_fma(w[1], x[j + 2], kr_fma(w[0], x[j + 1], bias))));
     activate(p, y);
-    write_pack(out, KR_DTYPE, b * p.out.b + d + t * p.out.t, E, y);
+    write_pack(p.out, KR_DTYPE, pack.b * p.out.b + pack.d * p.out.row + pack.t, E, y);
+  }
+}
+
+/* Four channels a thread, KR_CONV_RUN steps, four of them on their way at a time. x.row is 1. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  if (b >= p.B) return;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN, step = p.x.t * (16 / E), out_step = p.out.t * (16 / E);
+  const int n = (int)min64(p.L - t0, KR_CONV_RUN), n_before = t0 > 0 ? 3 : 0;
+  const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t);
+  char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
+  float w[4][4], bias[4], x[8][4]; /* x: four steps before the four at hand, and those */
+  load_steps(from, step, n_before, x + 4);
+  from += (n_before - 4) * step;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    load_taps(p, d + k, w[k]);
+    bias[k] = load_bias(p, d + k);
+    x[7][k] = x[6][k], x[6][k] = x[5][k], x[5][k] = x[4][k];
+  }
+#pragma unroll 1
+  for (int t = 0; t < n; t += 4) {
+#pragma unroll
+    for (int j = 1; j < 4; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) x[j][k] = x[j + 4][k];
+    load_steps(from, step, n - t, x + 4);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      float y[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 4][k], kr_fma(w[k][2], x[s + 3][k], kr_fma(w[k][1], x[s + 2][k], kr_fma(w[k][0], x[s + 1][k], bias[k]))));
+      if (p.silu) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
+      }
+      if (t + s < n) store_quad(to, y);
+      to += out_step;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #include "conv_host.h"
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
+static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
@@ -14,9 +15,19 @@ static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
+/* With channels innermost: blocks of 128 channels, and two runs for each warp. */
+static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+  const int64_t blocks = (a->D + 127) / 128, runs = a->B * ((a->L + KR_CONV_RUN - 1) / KR_CONV_RUN), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int64_t parts = blocks > 0 ? (wanted + blocks - 1) / blocks : 1, most = (runs + 2 * warps - 1) / (2 * warps);
+  if (blocks * most < wanted / 2) most = (runs + warps - 1) / warps;
+  if (parts > most) parts = most;
+  return parts < 1 ? 1 : (int32_t)parts;
+}
+
 uint64_t kr_causal_conv1d_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_causal_conv1d_bwd_args *a = args;
-  return kr_scratch_round((uint64_t)(a->D * parts_of(ctx, a) * (a->W + 1)) * 4);
+  const int64_t rows = parts_of(ctx, a), last = last_parts_of(ctx, a);
+  return kr_scratch_round((uint64_t)(a->D * (rows > last ? rows : last) * (a->W + 1)) * 4);
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -29,15 +40,20 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.dinitial = kr_rows_of(&a->dinitial_states, 0, 0);
   p.dweight = a->dweight.data, p.dweight_d = a->dweight.stride[0], p.dweight_w = a->dweight.stride[1], p.dweight_dtype = a->dweight.dtype;
   p.dbias = a->dbias.data, p.dbias_d = a->dbias.stride[0], p.dbias_dtype = a->dbias.dtype;
-  p.n_parts = parts_of(ctx, a);
   p.part = a->call.scratch;
-  const int same = a->dout.dtype == a->x.dtype && (!p.dx.data || a->dx.dtype == a->x.dtype);
+  const int same = a->dout.data && a->dout.dtype == a->x.dtype && (!p.dx.data || a->dx.dtype == a->x.dtype);
   const int64_t per_pack = a->x.dtype == KRAIT_F32 ? 4 : 8;
-  p.packs_per_row = kr_divisor_of((p.L + per_pack - 1) / per_pack);
-  const int by_rows = p.W <= KR_CONV_TAPS && !p.seq_idx && same && p.B * p.packs_per_row.by < 1ll << 31;
-  const kr_grid grid = {.x = (uint32_t)(p.D * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
-  const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1), 128), .block = 128, .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(by_rows ? rows_kernel : any_kernel)[p.x.dtype], &grid, &p, sizeof p));
+  const int few_taps = p.W <= KR_CONV_TAPS && !p.seq_idx && same && p.B * ((p.L + 3) / 4) < 1ll << 31;
+  const int plain = few_taps && !p.initial.data && !p.dfinal.data; /* those two are rare: the general kernels do them */
+  const int last = plain && p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx));
+  const int whole = plain && !last && p.L % per_pack == 0 && p.x.packs && p.dout.packs && (!p.dx.data || p.dx.packs);
+  p.n_parts = last ? last_parts_of(ctx, a) : parts_of(ctx, a);
+  p.packs_per_row = kr_divisor_of(whole ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
+  p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
+  const kr_kernel *kernel = last ? last_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
+  const kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  const kr_grid sum = {.x = blocks_of(p.D * 32, 128), .block = 128, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.x.dtype], &grid, &p, sizeof p));
   if (p.dinitial.data && p.W > 1) {
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, tier, &initial_kernel[p.x.dtype], &few, &p, sizeof p));
@@ -49,7 +65,6 @@ const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *a
   const krait_causal_conv1d_bwd_args *a = args;
   (void)ctx;
   if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
-  if (!a->dout.data) return "no dout";
   return NULL;
 }
 

@@ -2,18 +2,14 @@
 #include "conv_host.h"
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last");
+static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole");
 static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
-/* Packs along channels: the channel-last layout, W up to 4, no states and no packed sequences. */
+/* Four channels at a time: the channel-last layout, W up to 4, no states and no packed sequences. */
 static int channels_innermost(const kr_conv_plan *p) {
-  const int64_t per_pack = p->x.dtype == KRAIT_F32 ? 4 : 8;
-  const kr_rows *const both[] = {&p->x, &p->out};
-  if (p->W > KR_CONV_TAPS || p->seq_idx || p->initial.data || p->D % per_pack != 0) return 0;
-  for (int i = 0; i < 2; i++)
-    if (both[i]->row != 1 || both[i]->b % per_pack != 0 || both[i]->t % per_pack != 0 || (uintptr_t)both[i]->data % 16 != 0) return 0;
-  return 1;
+  return p->W <= KR_CONV_TAPS && !p->seq_idx && !p->initial.data && p->D % 4 == 0 && kr_conv_quads(&p->x) && kr_conv_quads(&p->out);
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -33,13 +29,17 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
     return kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
   if (channels_innermost(&p)) {
-    p.packs_per_row = kr_divisor_of(p.D / per_pack);
+    p.packs_per_row = kr_divisor_of(p.D / 4);
     p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
     grid.x = blocks_of(p.B * p.runs.by * p.packs_per_row.by, KR_CONV_THREADS);
     return kr_cuda_launch(ctx->cuda, tier, &last_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
   p.packs_per_row = kr_divisor_of((p.L + per_pack - 1) / per_pack);
   p.rows = kr_divisor_of(p.D);
+  if (p.x.packs && p.out.packs && p.L % per_pack == 0 && !p.initial.data) {
+    grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_BYTES / 16 * KR_CONV_THREADS);
+    return kr_cuda_launch(ctx->cuda, tier, &whole_kernel[p.x.dtype], &grid, &p, sizeof p);
+  }
   grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_THREADS);
   return kr_cuda_launch(ctx->cuda, tier, &rows_kernel[p.x.dtype], &grid, &p, sizeof p);
 }

@@ -23,6 +23,40 @@ KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
   for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
 }
 
+/* Four elements as stored: along time, or along channels where those are innermost. */
+#if KR_DTYPE == 0
+typedef kr_raw16 quad;
+#else
+typedef struct __attribute__((aligned(8))) quad {
+  uint32_t w[2];
+} quad;
+#endif
+KR_DEV quad no_quad(void) { return quad{}; }
+KR_DEV quad load_quad(const kr_rows &v, int64_t offset) { return *(const quad *)((const char *)v.data + offset * (16 / E)); }
+KR_DEV char *quad_pointer(const kr_rows &v, int64_t offset) { return (char *)v.data + offset * (16 / E); }
+KR_DEV float quad_at(const quad &q, int k) { return E == 4 ? kr_bits_to_float(q.w[k % (E == 4 ? 4 : 2)]) : kr_unpack(q.w[k >> 1], k & 1, KR_DTYPE); }
+KR_DEV void store_quad(char *to, const float (&y)[4]) {
+  quad q;
+#pragma unroll
+  for (int k = 0; k < 16 / E; k++) q.w[k % (E == 4 ? 4 : 2)] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % 4], y[(2 * k + 1) % 4], KR_DTYPE);
+  *(quad *)to = q;
+}
+
+/* Four steps of four channels; zeros from step n on. The pointer moves on. */
+KR_DEV void load_steps(const char *&from, int64_t step_bytes, int n, float (*v)[4]) {
+  quad q[4];
+#pragma unroll
+  for (int s = 0; s < 4; s++) {
+    q[s] = no_quad();
+    if (s < n) q[s] = *(const quad *)from;
+    from += step_bytes;
+  }
+#pragma unroll
+  for (int s = 0; s < 4; s++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) v[s][k] = quad_at(q[s], k);
+}
+
 KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_load(p.x.data, b * p.x.b + d * p.x.row + t * p.x.t, p.x.dtype);
   return p.initial.data ? kr_load(p.initial.data, b * p.initial.b + d * p.initial.row + (t + p.W - 1) * p.initial.t, p.initial.dtype) : 0.0f;

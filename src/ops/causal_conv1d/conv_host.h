@@ -7,6 +7,12 @@
 #include "status.h"
 #include "view.h"
 
+/* Whether channels lie together, four of them aligned. */
+static inline int kr_conv_quads(const kr_rows *v) {
+  const uintptr_t bytes = v->dtype == KRAIT_F32 ? 16 : 8;
+  return v->row == 1 && v->b % 4 == 0 && v->t % 4 == 0 && (uintptr_t)v->data % bytes == 0;
+}
+
 #define KR_CONV_PLAN(a, reverse)                                                                                            \
   (kr_conv_plan) {                                                                                                          \
     .B = (a)->B, .D = (a)->D, .L = (a)->L, .W = (a)->W, .silu = (a)->activation == KRAIT_ACT_SILU,                          \

@@ -5,7 +5,7 @@
 
 #include "rows.h"
 
-enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_RUN = 16 };
+enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_RUN = 32, KR_CONV_BYTES = 32 /* of a row, for each thread */ };
 
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;
