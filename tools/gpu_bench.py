@@ -2,7 +2,7 @@
 """gpu_bench.py LIBKRAIT.SO [--only WORDS] [--tiers base,ampere] [--json OUT] [--sweep PEERS.json]: times the operators on
 the GPU against the aims of the design and the peers' times, and checks each against PyTorch on a small shape first.
 Needs PyTorch with CUDA. Times are medians of triton.testing.do_bench, as the peers' were."""
-import argparse, ctypes as ct, json, pathlib, sys
+import argparse, ctypes as ct, json, pathlib, re, sys
 
 if "--no-torch" not in sys.argv:
     import torch, triton
@@ -151,9 +151,14 @@ def median_ms(fn):
     return triton.testing.do_bench(fn, warmup=10, rep=60, return_mode="median")
 
 
+match, once = "", False  # --match, --once
+
+
 def timed(rows, name, aim, peer, fn, n_bytes=0):
+    if not re.search(match, name):
+        return
     try:
-        ms = median_ms(fn)
+        ms = median_ms(fn) if not once else fn() or float("nan")
     except Exception as e:  # a row that refuses, or too little memory: reported, not fatal
         print(f"  {name:58s} {e}")
         return
@@ -323,36 +328,41 @@ def sweep(ctx, rows, path, backward):
 
 
 def main():
-    global lib
+    global lib, match, once
     p = argparse.ArgumentParser()
     p.add_argument("library")
     p.add_argument("--only", default="scan,conv,update,host,long")
     p.add_argument("--tiers", default="ampere,base")
     p.add_argument("--forward-only", action="store_true")
+    p.add_argument("--match", default="", help="time only names that match this expression")
+    p.add_argument("--once", action="store_true", help="one call each, for a profiler")
+    p.add_argument("--no-check", action="store_true")
     p.add_argument("--peers")
     p.add_argument("--sweep")
     p.add_argument("--json")
     p.add_argument("--no-torch", action="store_true", help="with --selftest only: for sanitizers")
     p.add_argument("--selftest", type=int, help="random calls per op through the library's checker")
     o = p.parse_args()
+    match, once = o.match, o.once
     lib = ct.CDLL(str(pathlib.Path(o.library).resolve()))
     lib.krait_error_detail.restype = ct.c_char_p
     peers = json.loads(pathlib.Path(o.peers).read_text()) if o.peers else {}
     if o.no_torch:
         return selftest(o.selftest)
     backward, only, results = not o.forward_only, o.only.split(","), {}
-    a, b = torch.empty(2 << 30, dtype=torch.uint8, device="cuda"), torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
-    ms = median_ms(lambda: b.copy_(a))
-    print(f"{torch.cuda.get_device_name()}: copy {2 * a.numel() / ms * 1e-6:.0f} GB/s")
-    results["copy_gb_s"] = 2 * a.numel() / ms * 1e-6
-    del a, b
+    if not o.no_check:
+        a, b = torch.empty(2 << 30, dtype=torch.uint8, device="cuda"), torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+        ms = median_ms(lambda: b.copy_(a))
+        print(f"{torch.cuda.get_device_name()}: copy {2 * a.numel() / ms * 1e-6:.0f} GB/s")
+        results["copy_gb_s"] = 2 * a.numel() / ms * 1e-6
+        del a, b
     if o.selftest:
         selftest(o.selftest)
     for tier in o.tiers.split(","):
         ctx, rows = open_ctx({"base": 1 << 16, "ampere": 1 << 17, "hopper": 1 << 18}[tier]), []
         print(f"tier {tier}")
         for word, check, bench in (("scan", check_scan, bench_scan), ("conv", check_conv, bench_conv), ("update", None, bench_update)):
-            if word in only and check:
+            if word in only and check and not o.no_check:
                 check(ctx, backward)
             if word in only:
                 bench(ctx, rows, peers, backward)

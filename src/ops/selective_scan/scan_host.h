@@ -12,9 +12,10 @@ kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
 kr_scan_state kr_scan_state_of(const krait_view *v);
 const char *kr_scan_refusal(const krait_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
-void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int n_multiprocessors);
-/* n_chunks_summed: chunks whose sum of dt is wanted; forward needs all but the last. The scratch of the chunks, and the launches that fill it with every chunk's first state. */
+void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks);
+/* Where time is cut: the scratch of the chunks' states and sums, and the walk that turns last states from zero into first states. */
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
-int32_t kr_scan_chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, int n_chunks_summed, char *scratch, void *stream);
+void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
+int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream);
 
 #endif

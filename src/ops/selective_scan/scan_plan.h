@@ -11,6 +11,9 @@
 
 #define KR_SCAN_THREADS 128
 #define KR_SCAN_BWD_TILE 16
+#define KR_SCAN_BWD_ROW 84 /* floats of a channel of a tile in shared memory */
+#define KR_SCAN_PART 4096 /* floats of the threads' parts of dB and dC over four steps, with four states per lane */
+#define KR_SCAN_KEPT 8 /* the gradient keeps the state before every so many steps */
 
 /* B or C: (batch, group, state, time). */
 typedef struct kr_scan_mat {
@@ -40,7 +43,7 @@ typedef struct kr_scan_plan {
   kr_scan_state initial, last;
   const int32_t *seq_idx; /* (batch, time) or absent */
   int64_t seq_b, seq_t;
-  float *chunk_state;     /* (B, n_chunks, D, N): end state of a chunk from zero, then start state of each chunk */
+  float *chunk_state;     /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */
 
   /* backward */
@@ -49,11 +52,13 @@ typedef struct kr_scan_plan {
   kr_scan_state dlast, dinitial;
   float *dA, *dD_vec, *dbias;
   int64_t dA_d, dA_n, dD_stride, dbias_stride;
-  int32_t n_tiles;        /* of KR_SCAN_BWD_TILE steps, over all of L */
-  float *tile_state;      /* (B, n_tiles, D, N): state before each tile */
-  float *chunk_carry;     /* (B, n_chunks, D, N): gradient of a chunk's last state from the chunks after it */
+  int32_t n_kept;         /* states kept over all of L, whole tiles */
+  int32_t part_step;      /* floats between the two halves of a block's parts of dB and dC; 0: there is one */
+  float *kept_state;      /* (B, n_kept, D, N_padded): state before every KR_SCAN_KEPT steps, swept from zero if n_chunks > 1 */
+  float *kept_dt;         /* (B, n_kept, D): sum of dt since the chunk began, if n_chunks > 1 */
+  float *chunk_carry;     /* (B, n_chunks, D, N_padded): gradient of a chunk's last state from the chunks after it */
   float *part_bc;         /* (B, G, blocks_per_group, L, 2 N_padded): dB and dC of one block's channels */
-  float *part_A;          /* (B, n_chunks, D, N) */
+  float *part_A;          /* (B, n_chunks, D, N_padded) */
   float *part_D, *part_bias; /* (B, n_chunks, D) */
 } kr_scan_plan;
 

@@ -70,7 +70,7 @@ KR_DEV void first_states(const kr_scan_plan &p, const scan_place &w, const int S
       const int n = w.lane * S + s;
       x[c][s] = 0.0f;
       if (row >= w.n_channels || n >= p.N) continue;
-      if (p.n_chunks > 1) x[c][s] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N + n];
+      if (p.n_chunks > 1) x[c][s] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
       else if (p.initial.data) x[c][s] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
     }
   }
@@ -133,14 +133,14 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
     if (STATE && w.lane == 0) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + d] = sum_dt[c];
 #pragma unroll
     for (int s = 0; s < S; s++) {
-      if (n0 + s >= p.N) continue;
-      if (STATE) p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N + n0 + s] = x[c][s];
+      if (!STATE && n0 + s >= p.N) continue;
+      if (STATE) p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n0 + s] = x[c][s];
       else p.last.data[w.b * p.last.b + d * p.last.d + (n0 + s) * p.last.n] = x[c][s];
     }
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_DTYPE == 0 && KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_plan p) { scan_chunk(p, 4, 0, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_plan p) { scan_chunk(p, 4, 1, 0); }
@@ -149,11 +149,11 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s1(const kr_scan_plan
 /* One thread per (batch, channel, state): chunk ends from zero become chunk starts. */
 KR_KERNEL void kr_scan_combine(const kr_scan_plan p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
-  if (i >= p.B * p.D * p.N) return;
-  int64_t n = i % p.N, d = i / p.N % p.D, b = i / p.N / p.D, step = p.D * p.N;
-  float A = p.A[d * p.A_d + n * p.A_n] * KR_LOG2E;
-  float x = p.initial.data ? p.initial.data[b * p.initial.b + d * p.initial.d + n * p.initial.n] : 0.0f;
-  float *state = p.chunk_state + (b * p.n_chunks * p.D + d) * p.N + n;
+  if (i >= p.B * p.D * p.N_padded) return;
+  int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;
+  float A = n < p.N ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
+  float x = n < p.N && p.initial.data ? p.initial.data[b * p.initial.b + d * p.initial.d + n * p.initial.n] : 0.0f;
+  float *state = p.chunk_state + (b * p.n_chunks * p.D + d) * p.N_padded + n;
   const float *dt = p.chunk_dt + b * p.n_chunks * p.D + d;
   for (int c = 0; c < p.n_chunks; c += 8) {
     float end[8], decay[8];

@@ -1,114 +1,141 @@
 /* selective_scan_bwd.cu: gradients of the scan, real A (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_bwd_{t4,any,s1,packed}  one chunk per block, from its first state and the gradient of its last
- *   kr_scan_carry_{s4,s1}           gradient of a chunk's first state from zero at its end: when time is cut
- *   kr_scan_carry_combine           walks the chunks from the last to the first
- *   kr_scan_bwd_sum_bc, _sum_d      add the blocks' parts in a fixed order
- * A block first walks forward through its chunk and keeps the state before every tile of 16 steps in scratch. Then it takes
- * the tiles from the last: within a tile it keeps the state before every 4 steps in shared memory, recomputes 4 steps into
- * registers, and walks back through them. So every decay is computed 2.75 times, and nothing of the forward call is kept.
+ *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch
+ *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks on a multiprocessor
+ *   kr_scan_carry_{s4,s1}               gradient of a chunk's first state from zero at its end: when time is cut
+ *   kr_scan_carry_combine               walks the chunks from the last to the first
+ *   kr_scan_bwd_sum_bc, _sum_d          add the blocks' parts in a fixed order
+ * A block takes the tiles of 16 steps of its chunk from the last: it recomputes 4 steps from the kept state into registers and
+ * walks back through them, so every decay is computed 2.5 times and nothing of the forward call is kept. A chunk is swept
+ * from zero; what its first state adds is one exponential per kept state. Each thread's share of dB and dC goes to shared
+ * memory, where the block adds it up every 4 steps.
  * With g = dout silu(z) and carry = a_{t+1} dx_{t+1}:  dx = g C + carry;  q = a dx x_{t-1};
  *   s1 = sum_n dx B;  s2 = sum_n A q;  du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #define KR_SCAN_PACKS (KR_DTYPE == 0 ? 4 : 2)
 #include "scan.cuh"
 
+/* Of a tile in shared memory: rows[channel][step]: dt, dt u, g, nothing, which become dt, s1, s2, y; then B and C; then parts. */
+enum { ROW = KR_SCAN_BWD_ROW };
 typedef struct bwd_shared {
-  float *dt, *du, *g, *y, *bc, *bound, *part; /* du becomes s1, g becomes s2 */
+  float *rows, *bc, *part;
+  const float *first; /* the thread's part of its chunk's first state, eight floats; absent when there is one chunk */
 } bwd_shared;
 
+KR_DEV int step_at(int k) { return k * 4 + (k >> 3) * 16; } /* the gap keeps the halves of a row in different banks */
+
 typedef struct tile_raw {
-  kr_raw16 u[2], delta[2], dout[2], z[2], bc;
+  kr_raw16 u[R], delta[R], dout[R], z[R], bc;
 } tile_raw;
 
-KR_DEV bwd_shared lay_out(const kr_scan_plan &p, const scan_place &w, const int S, float *base) {
-  const int area = 2 * w.n_groups * WIDTH;
-  bwd_shared m = {base, base + area, base + 2 * area, base + 3 * area, base + 4 * area, 0, 0};
-  m.bound = m.bc + TL * 2 * p.N_padded;
-  m.part = m.bound + 4 * 2 * S * KR_SCAN_THREADS;
+KR_DEV bwd_shared lay_out(const kr_scan_plan &p, const scan_place &w, float *base) {
+  bwd_shared m = {base, base + 2 * w.n_groups * ROW, 0, 0};
+  m.part = m.bc + TL * 2 * p.N_padded;
   return m;
 }
 
-KR_DEV void load_tile(const kr_scan_plan &p, const scan_place &w, int64_t t0, tile_raw &raw) {
+KR_DEV void load_tile(const kr_scan_plan &p, const scan_place &w, const int BACK, int64_t t0, tile_raw &raw) {
   const kr_raw16 none = {{0, 0, 0, 0}};
   load_rows(w, p.u, t0, raw.u);
   load_rows(w, p.delta, t0, raw.delta);
-  load_rows(w, p.dout, t0, raw.dout);
-  raw.z[0] = raw.z[1] = none;
-  if (p.z.data) load_rows(w, p.z, t0, raw.z);
   raw.bc = prefetch_bc(p, w, t0);
+#pragma unroll
+  for (int i = 0; i < R; i++) raw.dout[i] = raw.z[i] = none;
+  if (BACK && p.dout.data) load_rows(w, p.dout, t0, raw.dout);
+  if (BACK && p.z.data) load_rows(w, p.z, t0, raw.z);
 }
 
 KR_DEV int masked(const kr_scan_plan &p, const scan_place &w, int64_t t) { return t < w.end && p.seq_idx[w.b * p.seq_b + t * p.seq_t] < 0; }
 
-/* g = dout silu(z); dout at masked outputs counts as 0. */
-KR_DEV void stage_gradient(const kr_scan_plan &p, const scan_place &w, tile_raw &raw, float *s_g, int64_t t0, const int PACKED) {
+/* dt, dt u and g = dout silu(z) of the tile. Past the end dt is 0, which leaves the state as it is; dout at masked outputs counts as 0. */
+KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int BACK, const int PACKED, const tile_raw &raw, const float *bias, int64_t t0) {
+  const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
   for (int i = 0; i < R; i++) {
     const int row = w.row + i * ROWS;
     if (row >= 2 * w.n_groups) break;
-    float g[E];
+    float dt[E], g[E];
 #pragma unroll
     for (int k = 0; k < E; k++) {
-      g[k] = element(raw.dout[i], k);
-      if (PACKED && masked(p, w, t0 + w.at + k)) g[k] = 0.0f;
+      dt[k] = element(raw.delta[i], k) + bias[i];
+      g[k] = BACK ? element(raw.dout[i], k) : 0.0f;
+      if (BACK && PACKED && masked(p, w, t0 + w.at + k)) g[k] = 0.0f;
     }
-    if (p.z.data) {
+    if (p.softplus) {
+#pragma unroll
+      for (int k = 0; k < E; k++) dt[k] = kr_softplus(dt[k]);
+    }
+    if (left < E) {
+#pragma unroll
+      for (int k = 0; k < E; k++) dt[k] = k < left ? dt[k] : 0.0f;
+    }
+    if (BACK && p.z.data) {
 #pragma unroll
       for (int k = 0; k < E; k++) g[k] *= kr_silu(element(raw.z[i], k));
     }
+    float *to = m.rows + row * ROW + step_at(w.at);
 #pragma unroll
-    for (int half = 0; half < E; half += 4) {
-      kr_float4 q = {{g[half], g[half + 1], g[half + 2], g[half + 3]}};
-      *(kr_float4 *)(s_g + row * WIDTH + w.at + half) = q;
-    }
+    for (int k = 0; k < E; k++) *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * element(raw.u[i], k), g[k], 0.0f}};
   }
+  stage_bc(p, w, m.bc, t0, raw.bc);
 }
 
-KR_DEV void read4(const scan_place &w, const float *s, int k, kr_float4 (&v)[2]) {
+/* Step k of the lane's two channels. */
+KR_DEV void read_rows(const scan_place &w, const bwd_shared &m, int k, kr_float4 (&v)[2]) {
 #pragma unroll
-  for (int c = 0; c < 2; c++) v[c] = *(const kr_float4 *)(s + (w.group + w.n_groups * c) * WIDTH + k);
+  for (int c = 0; c < 2; c++) v[c] = *(const kr_float4 *)(m.rows + (w.group + w.n_groups * c) * ROW + step_at(k));
+}
+
+typedef struct __attribute__((aligned(8))) float2_of_row {
+  float v[2];
+} float2_of_row;
+
+/* dt and dt u alone: half the shared memory traffic. */
+KR_DEV void read_steps(const scan_place &w, const bwd_shared &m, int k, float2_of_row (&v)[2]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) v[c] = *(const float2_of_row *)(m.rows + (w.group + w.n_groups * c) * ROW + step_at(k));
 }
 
 /* Four steps forward, states only. */
-KR_DEV void forward4(const scan_place &w, const bwd_shared &m, const int S, const int PACKED, int rows, int k, uint32_t resets, const float (&A)[2][4], float (&x)[2][4]) {
-  kr_float4 dt[2], du[2];
-  read4(w, m.dt, k, dt);
-  read4(w, m.du, k, du);
+KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED, int k, uint32_t resets, const float (&A)[2][4], float (&x)[2][4], float (&sum_dt)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float B[4];
-    read_states(S, m.bc + (k + i) * rows + w.lane * S, B);
+    float2_of_row v[2];
+    read_steps(w, m, k + i, v);
+    read_states(S, m.bc + (k + i) * 2 * p.N_padded + w.lane * S, B);
 #pragma unroll
-    for (int c = 0; c < 2; c++)
+    for (int c = 0; c < 2; c++) {
+      sum_dt[c] += v[c].v[0];
 #pragma unroll
       for (int s = 0; s < S; s++) {
-        float decay = kr_exp2(dt[c].v[i] * A[c][s]);
+        float decay = kr_exp2(v[c].v[0] * A[c][s]);
         if (PACKED && resets >> (k + i) & 1) decay = 0.0f;
-        x[c][s] = kr_fma(decay, x[c][s], du[c].v[i] * B[s]);
+        x[c][s] = kr_fma(decay, x[c][s], v[c].v[1] * B[s]);
       }
+    }
   }
 }
 
-KR_DEV int64_t state_at(const kr_scan_plan &p, int64_t slab, int64_t d, int n) { return (slab * p.D + d) * p.N + n; }
-
-/* Moves the lane's states between registers and a (slab, D, N) array. */
+/* Moves the lane's states between registers and a (slab, D, N_padded) array. */
 KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S, float *to, int64_t slab, const float (&x)[2][4]) {
 #pragma unroll
-  for (int c = 0; c < 2; c++)
-#pragma unroll
-    for (int s = 0; s < S; s++) {
-      const int row = w.group + w.n_groups * c, n = w.lane * S + s;
-      if (row < w.n_channels && n < p.N) to[state_at(p, slab, w.d0 + row, n)] = x[c][s];
-    }
+  for (int c = 0; c < 2; c++) {
+    const int row = w.group + w.n_groups * c;
+    float *at = to + (slab * p.D + w.d0 + row) * p.N_padded + w.lane * S;
+    if (row >= w.n_channels) break;
+    if (S == 1) *at = x[c][0];
+    else *(kr_float4 *)at = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
+  }
 }
 
-KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S, const float *from, int64_t slab, float (&x)[2][4]) {
+/* Where the lane's states lie in a slab of such an array. */
+KR_DEV int64_t lane_states(const kr_scan_plan &p, const scan_place &w, const int S, int64_t slab) { return (slab * p.D + w.d0 + w.group) * p.N_padded + w.lane * S; }
+
+KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S, const float *from, float (&x)[2][4]) {
 #pragma unroll
-  for (int c = 0; c < 2; c++)
-#pragma unroll
-    for (int s = 0; s < S; s++) {
-      const int row = w.group + w.n_groups * c, n = w.lane * S + s;
-      x[c][s] = row < w.n_channels && n < p.N ? from[state_at(p, slab, w.d0 + row, n)] : 0.0f;
-    }
+  for (int c = 0; c < 2; c++) {
+    x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
+    if (w.group + w.n_groups * c < w.n_channels) read_states(S, from + c * w.n_groups * p.N_padded, x[c]);
+  }
 }
 
 KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, const kr_scan_state &v, float (&x)[2][4]) {
@@ -121,162 +148,246 @@ KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, 
     }
 }
 
-/* The walk forward: the state before each tile goes to scratch. */
-KR_DEV void sweep(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED, const float (&A)[2][4], const float (&bias)[4]) {
-  const int rows = 2 * p.N_padded;
-  float x[2][4];
-  if (p.n_chunks > 1) fetch_states(p, w, S, p.chunk_state, w.b * p.n_chunks + w.chunk, x);
-  else fetch_view(p, w, S, p.initial, x);
-  kr_raw16 u[2], delta[2], bc;
-  load_rows(w, p.u, w.begin, u);
-  load_rows(w, p.delta, w.begin, delta);
-  bc = prefetch_bc(p, w, w.begin);
+KR_DEV int64_t kept_slab(const kr_scan_plan &p, const scan_place &w, int64_t t) { return w.b * p.n_kept + t / KR_SCAN_KEPT; }
+
+/* What the chunk's first state adds to a state that was swept from zero. */
+KR_DEV void add_first(const scan_place &w, const bwd_shared &m, const int S, const float (&A)[2][4], const float (&sum_dt)[2], float (&x)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    float first[4];
+    read_states(4, m.first + (c * KR_SCAN_THREADS + w.thread) * 4, first);
+#pragma unroll
+    for (int s = 0; s < S; s++) x[c][s] = kr_fma(kr_exp2(A[c][s] * sum_dt[c]), first[s], x[c][s]);
+  }
+}
+
+KR_DEV void fetch_sums(const kr_scan_plan &p, const scan_place &w, int64_t t, float (&sum_dt)[2]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const int row = w.group + w.n_groups * c;
+    sum_dt[c] = row < w.n_channels ? p.kept_dt[kept_slab(p, w, t) * p.D + w.d0 + row] : 0.0f;
+  }
+}
+
+/* The device fetches a tile into its second cache while the one after it is worked on. */
+KR_DEV void expect_rows(const scan_place &w, const kr_rows &v, int64_t t0) {
+#ifndef KR_EMULATE
+#pragma unroll
+  for (int i = 0; i < R; i++)
+    if (v.data && w.row + i * ROWS < w.n_channels) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)v.data + (w.b * v.b + (w.d0 + w.row + i * ROWS) * v.row + (t0 + w.at) * v.t) * (16 / E)));
+#else
+  (void)w, (void)v, (void)t0;
+#endif
+}
+
+/* Before step t: keeps the state, and the sum of dt since the chunk began. */
+KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4], const float (&sum_dt)[2]) {
+  keep_states(p, w, S, p.kept_state, kept_slab(p, w, t), x);
+  if (p.n_chunks == 1 || w.lane) return;
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+    if (w.group + w.n_groups * c < w.n_channels) p.kept_dt[kept_slab(p, w, t) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
+}
+
+/* Over a chunk, from zero when there are several; then the chunk's last state and its sum of dt are kept too. */
+KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
+  KR_DYNAMIC_SHARED(shared);
+  const scan_place w = place_block(p);
+  const bwd_shared m = lay_out(p, w, (float *)shared);
+  float A[2][4], bias[4], x[2][4], sum_dt[2] = {0, 0};
+  load_A(p, w, S, A);
+  load_parameters(w, p.bias, p.bias_stride, bias);
+  if (p.n_chunks == 1) fetch_view(p, w, S, p.initial, x);
+  else
+#pragma unroll
+    for (int s = 0; s < S; s++) x[0][s] = x[1][s] = 0.0f;
+  tile_raw next;
+  load_tile(p, w, 0, w.begin, next);
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL) {
-    stage_rows(p, w, u, delta, bias, m.dt, m.du, t0);
-    stage_bc(p, w, m.bc, t0, bc);
+    stage_tile(p, w, m, 0, PACKED, next, bias, t0);
     kr_sync();
-    if (t0 + TL < w.end) {
-      load_rows(w, p.u, t0 + TL, u);
-      load_rows(w, p.delta, t0 + TL, delta);
-      bc = prefetch_bc(p, w, t0 + TL);
-    }
-    keep_states(p, w, S, p.tile_state, w.b * p.n_tiles + t0 / TL, x);
+    if (t0 + TL < w.end) load_tile(p, w, 0, t0 + TL, next);
     const uint32_t resets = PACKED ? reset_mask(p, w, t0) : 0;
 #pragma unroll 1
-    for (int k = 0; k < TL; k += 4) forward4(w, m, S, PACKED, rows, k, resets, A, x);
+    for (int k = 0; k < TL; k += KR_SCAN_KEPT) {
+      keep(p, w, S, t0 + k, x, sum_dt);
+#pragma unroll 1
+      for (int j = k; j < k + KR_SCAN_KEPT; j += 4) forward4(p, w, m, S, PACKED, j, resets, A, x, sum_dt);
+    }
     kr_sync();
   }
+  if (p.n_chunks == 1) return;
+  keep_states(p, w, S, p.chunk_state, w.b * p.n_chunks + w.chunk, x);
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+    if (w.lane == 0 && w.group + w.n_groups * c < w.n_channels) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
-/* Sums v over the lane groups of a warp. With T = 4 and S = 4 the eight values part on the way: the lane keeps value
- * (lane & 4: of C), 2 (lane & 8), 1 (lane & 16) in v[0]; with S = 1 likewise by lane & 4. Otherwise every lane has all. */
-KR_DEV void reduce_groups(const int S, const int T4, int thread, int T, float (&v)[8]) {
-  if (S == 4 && T4) {
-#pragma unroll
-    for (int n = 4, d = 4; n >= 1; n >>= 1, d <<= 1) {
-      const int high = thread & d;
-#pragma unroll
-      for (int k = 0; k < n; k++) v[k] = kr_select(high, v[k + n], v[k]) + kr_shuffle_xor(kr_select(high, v[k], v[k + n]), d);
-    }
-    return;
-  }
-  for (int d = T; d < 32; d <<= 1) {
-#pragma unroll
-    for (int k = 0; k < 2 * S; k++) v[k] += kr_shuffle_xor(v[k], d);
-  }
-}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_plan p) { sweep(p, 4, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_plan p) { sweep(p, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_plan p) { sweep(p, 4, 1); }
 
-/* The warp's share of dB and dC of step i of the four: part[warp][i][column]. */
-KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, const int S, const int T4, float *part, int i, const float (&v)[8]) {
-  const int rows = 2 * p.N_padded, lane = w.thread & 31;
-  float *to = part + ((w.thread >> 5) * 4 + i) * rows;
-  if (S == 4 && T4) {
-    to[(lane & 4 ? p.N_padded : 0) + (lane & 3) * 4 + (lane & 8 ? 2 : 0) + (lane & 16 ? 1 : 0)] = v[0];
-    return;
-  }
-  if (lane >= p.T) return;
+/* One state per lane: sums v over the lane groups of a warp, then part[warp][step of four][column]. */
+KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, float *part, int i, float (&v)[8]) {
+  float *to = part + ((w.thread >> 5) * 4 + i) * 2 * p.N_padded;
+  for (int d = p.T; d < 32; d <<= 1) {
 #pragma unroll
-  for (int s = 0; s < S; s++) to[w.lane * S + s] = v[s], to[p.N_padded + w.lane * S + s] = v[S + s];
+    for (int k = 0; k < 2; k++) v[k] += kr_shuffle_xor(v[k], d);
+  }
+  if ((w.thread & 31) < p.T) to[w.lane] = v[0], to[p.N_padded + w.lane] = v[1];
 }
 
 /* The block's share of four steps of dB and dC, from its four warps, to scratch. */
-KR_DEV void write_part(const kr_scan_plan &p, const scan_place &w, const float *part, int64_t t) {
+KR_DEV void write_part(const kr_scan_plan &p, const scan_place &w, const float *part, int64_t t, float *to) {
   const int rows = 2 * p.N_padded;
-  float *to = p.part_bc + ((int64_t)kr_block_x() * p.L + t) * rows;
+  to += t * rows;
   for (int id = w.thread; id < 4 * rows; id += KR_SCAN_THREADS)
     if (t + (id >> p.rows_shift) < w.end) to[id] = part[id] + part[4 * rows + id] + (part[8 * rows + id] + part[12 * rows + id]);
 }
 
-/* Four steps: forward into registers, then back. s1, s2 and y of the lane's channel replace du, g and y. */
-KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int T4, const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
+KR_DEV void add4(kr_float4 &sum, const float *from) {
+  const kr_float4 v = *(const kr_float4 *)from;
+#pragma unroll
+  for (int k = 0; k < 4; k++) sum.v[k] += v.v[k];
+}
+
+/* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads add the 128 of one step and
+ * matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: to lanes q and q + 16 by turns). */
+KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, const float *part, int64_t t, float *to) {
+  const int q = w.thread & 15;
+  const float *from = part + ((w.thread >> 4) * KR_SCAN_THREADS + q) * 4;
+  to += t * (2 * p.N_padded);
+  t += w.thread >> 5;
+  kr_float4 sum = *(const kr_float4 *)from, other = *(const kr_float4 *)(from + 64);
+#pragma unroll
+  for (int k = 2; k < 8; k += 2) add4(sum, from + k * 64), add4(other, from + k * 64 + 64);
+  if (T == 32) {
+    if (t < w.end) *(kr_float4 *)to = sum, *(kr_float4 *)(to + 64) = other;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) sum.v[k] += other.v[k];
+  for (int d = T; d < 16; d <<= 1) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) sum.v[k] += kr_shuffle_xor(sum.v[k], d);
+  }
+  if (q < T && t < w.end) *(kr_float4 *)to = sum;
+}
+
+/* Four steps: forward into registers from x, then back. s1, s2 and y of the lane's channel replace du, g and y. */
+KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int T, const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4], const float (&first)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   const int rows = 2 * p.N_padded, n0 = w.lane * S;
   float x[5][2][4], a[4][2][4];
-  kr_float4 dt[2], du[2], g[2], s1, s2, y;
-  read4(w, m.dt, k, dt);
-  read4(w, m.du, k, du);
-  read4(w, m.g, k, g);
 #pragma unroll
   for (int c = 0; c < 2; c++)
 #pragma unroll
-    for (int s = 0; s < S; s++) x[0][c][s] = m.bound[((k * S / 2) + c * S + s) * KR_SCAN_THREADS + w.thread];
+    for (int s = 0; s < S; s++) x[0][c][s] = first[c][s];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float B[4];
+    float2_of_row r[2];
+    read_steps(w, m, k + i, r);
     read_states(S, m.bc + (k + i) * rows + n0, B);
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int s = 0; s < S; s++) {
-        a[i][c][s] = kr_exp2(dt[c].v[i] * A[c][s]);
+        a[i][c][s] = kr_exp2(r[c].v[0] * A[c][s]);
         if (PACKED && resets >> (k + i) & 1) a[i][c][s] = 0.0f;
-        x[i + 1][c][s] = kr_fma(a[i][c][s], x[i][c][s], du[c].v[i] * B[s]);
+        x[i + 1][c][s] = kr_fma(a[i][c][s], x[i][c][s], r[c].v[1] * B[s]);
       }
   }
 #pragma unroll
   for (int i = 3; i >= 0; i--) {
-    float B[4], C[4], v[8], sum1[2] = {0, 0}, sum2[2] = {0, 0}, sum_y[2] = {0, 0};
+    float B[4], C[4], v[8], sum1[2], sum2[2], sum_y[2];
+    kr_float4 r[2], sums;
+    read_rows(w, m, k + i, r);
     read_states(S, m.bc + (k + i) * rows + n0, B);
     read_states(S, m.bc + (k + i) * rows + p.N_padded + n0, C);
 #pragma unroll
-    for (int c = 0; c < 2; c++)
+    for (int c = 0; c < 2; c++) {
+      const float dt = r[c].v[0], du = r[c].v[1], g = r[c].v[2];
 #pragma unroll
       for (int s = 0; s < S; s++) {
-        const float dx = kr_fma(g[c].v[i], C[s], carry[c][s]);
-        sum1[c] = kr_fma(dx, B[s], sum1[c]);
-        sum_y[c] = kr_fma(C[s], x[i + 1][c][s], sum_y[c]);
-        v[s] = c ? kr_fma(dx, du[c].v[i], v[s]) : dx * du[c].v[i];
-        v[S + s] = c ? kr_fma(g[c].v[i], x[i + 1][c][s], v[S + s]) : g[c].v[i] * x[i + 1][c][s];
+        const float dx = kr_fma(g, C[s], carry[c][s]), after = x[i + 1][c][s];
         carry[c][s] = a[i][c][s] * dx;
         const float q = carry[c][s] * x[i][c][s];
-        sum2[c] = kr_fma(A[c][s], q, sum2[c]);
-        dA[c][s] = kr_fma(dt[c].v[i], q, dA[c][s]);
+        sum1[c] = s ? kr_fma(dx, B[s], sum1[c]) : dx * B[s];
+        sum2[c] = s ? kr_fma(A[c][s], q, sum2[c]) : A[c][s] * q;
+        sum_y[c] = s ? kr_fma(C[s], after, sum_y[c]) : C[s] * after;
+        v[s] = c ? kr_fma(dx, du, v[s]) : dx * du;
+        v[S + s] = c ? kr_fma(g, after, v[S + s]) : g * after;
+        dA[c][s] = kr_fma(dt, q, dA[c][s]);
       }
-    s1.v[i] = reduce_channels(sum1[0], sum1[1], w.lane);
-    s2.v[i] = reduce_channels(sum2[0], sum2[1], w.lane);
-    y.v[i] = reduce_channels(sum_y[0], sum_y[1], w.lane);
-    reduce_groups(S, T4, w.thread, T4 ? 4 : p.T, v);
-    keep_warp_part(p, w, S, T4, part, i, v);
-  }
-  if (!T4) {
-    reduce_rest(s1, p.T);
-    reduce_rest(s2, p.T);
-    reduce_rest(y, p.T);
-  }
-  kr_sync_warp(); /* the group has read du and g before s1 and s2 take their place */
-  if (w.lane < 2) {
-    const int at = (w.group + w.n_groups * w.lane) * WIDTH + k;
-    *(kr_float4 *)(m.du + at) = s1;
-    *(kr_float4 *)(m.g + at) = s2;
-    *(kr_float4 *)(m.y + at) = y;
+    }
+    if (S == 1) keep_warp_part(p, w, part, i, v);
+    else {
+      float *to = part + (i * 2 * KR_SCAN_THREADS + w.thread) * 4;
+      *(kr_float4 *)to = kr_float4{{v[0], v[1], v[2], v[3]}};
+      *(kr_float4 *)(to + 4 * KR_SCAN_THREADS) = kr_float4{{v[4 % (2 * S)], v[5 % (2 * S)], v[6 % (2 * S)], v[7 % (2 * S)]}};
+    }
+    sums.v[0] = kr_select(w.lane & 1, r[1].v[0], r[0].v[0]);
+    sums.v[1] = reduce_channels(sum1[0], sum1[1], w.lane);
+    sums.v[2] = reduce_channels(sum2[0], sum2[1], w.lane);
+    sums.v[3] = reduce_channels(sum_y[0], sum_y[1], w.lane);
+    for (int d = 4; d < T; d <<= 1) {
+#pragma unroll
+      for (int j = 1; j < 4; j++) sums.v[j] += kr_shuffle_xor(sums.v[j], d);
+    }
+    kr_sync_warp(); /* the group has read the step before its sums take its place */
+    if (w.lane < 2) *(kr_float4 *)(m.rows + (w.group + w.n_groups * w.lane) * ROW + step_at(k + i)) = sums;
   }
 }
 
-KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const tile_raw &raw, const float (&skip)[4], int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
+/* u, dout and z are read again: they lie in the cache, and registers are dear. */
+KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4], int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
+  kr_raw16 u_raw[R], dout_raw[R], z_raw[R];
+  load_rows(w, p.u, t0, u_raw);
+  const kr_raw16 none = {{0, 0, 0, 0}};
+#pragma unroll
+  for (int i = 0; i < R; i++) dout_raw[i] = none;
+  if (p.dout.data) load_rows(w, p.dout, t0, dout_raw);
+  if (p.z.data) load_rows(w, p.z, t0, z_raw);
+  const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
   for (int i = 0; i < R; i++) {
     const int row = w.row + i * ROWS;
     if (row >= w.n_channels) break;
-    float du[E], ddelta[E], dz[E];
+    float du[E], ddelta[E], g[E], dt[E], s1[E], y[E];
+    const float *from = m.rows + row * ROW + step_at(w.at);
 #pragma unroll
     for (int k = 0; k < E; k++) {
-      const int at = row * WIDTH + w.at + k;
-      const float dt = m.dt[at], s1 = m.du[at], s2 = KR_LN2 * m.g[at], u = element(raw.u[i], k), z = element(raw.z[i], k);
-      float dout = element(raw.dout[i], k), g = dout;
-      if (PACKED && masked(p, w, t0 + w.at + k)) g = dout = 0.0f;
-      dz[k] = 0.0f;
-      if (p.z.data) {
-        const float s = kr_sigmoid(z);
-        dz[k] = dout * kr_fma(skip[i], u, m.y[at]) * s * kr_fma(z, 1.0f - s, 1.0f);
-        g = dout * z * s;
+      const kr_float4 r = *(const kr_float4 *)(from + k * 4);
+      dt[k] = r.v[0], s1[k] = r.v[1], y[k] = r.v[3];
+      ddelta[k] = kr_fma(element(u_raw[i], k), r.v[1], KR_LN2 * r.v[2]);
+      g[k] = element(dout_raw[i], k);
+      if (PACKED && masked(p, w, t0 + w.at + k)) g[k] = 0.0f;
+    }
+    if (p.z.data) {
+      float dz[E];
+#pragma unroll
+      for (int k = 0; k < E; k++) {
+        const float z = element(z_raw[i], k), s = kr_sigmoid(z), gate = z * s;
+        dz[k] = g[k] * kr_fma(skip[i], element(u_raw[i], k), y[k]) * kr_fma(gate, 1.0f - s, s);
+        g[k] *= gate;
       }
-      du[k] = kr_fma(skip[i], g, dt * s1);
-      ddelta[k] = kr_fma(u, s1, s2);
-      if (p.softplus) ddelta[k] *= kr_softplus_slope(dt);
-      if (t0 + w.at + k < w.end) dD[i] = kr_fma(g, u, dD[i]), dbias[i] += ddelta[k];
+      if (p.dz.data) store_row(w, p.dz, i, t0, dz);
+    }
+    if (p.softplus) {
+#pragma unroll
+      for (int k = 0; k < E; k++) ddelta[k] *= kr_softplus_slope(dt[k]);
+    }
+    if (left < E) {
+#pragma unroll
+      for (int k = 0; k < E; k++) ddelta[k] = k < left ? ddelta[k] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < E; k++) {
+      du[k] = kr_fma(skip[i], g[k], dt[k] * s1[k]);
+      dD[i] = kr_fma(g[k], element(u_raw[i], k), dD[i]), dbias[i] += ddelta[k];
     }
     if (p.du.data) store_row(w, p.du, i, t0, du);
     if (p.ddelta.data) store_row(w, p.ddelta, i, t0, ddelta);
-    if (p.dz.data) store_row(w, p.dz, i, t0, dz);
   }
 }
 
@@ -296,49 +407,69 @@ KR_DEV void write_sums(const kr_scan_plan &p, const scan_place &w, float (&dD)[2
   }
 }
 
-KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T4, const int PACKED) {
+/* AHEAD: the next tile waits in registers rather than in the second cache. */
+KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int PACKED, const int AHEAD) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
-  const bwd_shared m = lay_out(p, w, S, (float *)shared);
-  const int rows = 2 * p.N_padded;
-  float A[2][4], bias[4], skip[4], dD[2] = {0, 0}, dbias[2] = {0, 0}, carry[2][4], dA[2][4];
+  bwd_shared m = lay_out(p, w, (float *)shared);
+  float A[2][4], bias[4], skip[4], dD[2] = {0, 0}, dbias[2] = {0, 0}, carry[2][4], dA[2][4], kept[2][4];
   load_A(p, w, S, A);
   load_parameters(w, p.bias, p.bias_stride, bias);
   load_parameters(w, p.D_vec, p.D_stride, skip);
-  sweep(p, w, m, S, PACKED, A, bias);
-  if (p.n_chunks > 1) fetch_states(p, w, S, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
+  if (p.n_chunks > 1) fetch_states(p, w, S, p.chunk_carry + lane_states(p, w, S, w.b * p.n_chunks + w.chunk), carry);
   else fetch_view(p, w, S, p.dlast, carry);
 #pragma unroll
   for (int s = 0; s < S; s++) dA[0][s] = dA[1][s] = 0.0f;
-  tile_raw raw, next;
-  int64_t t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
-  if (t0 >= w.begin) load_tile(p, w, t0, next);
+  tile_raw next;
+  int64_t t0 = w.end > w.begin ? w.begin + (w.end - w.begin - 1) / TL * TL : w.begin - TL;
+  const float *kept_from = p.kept_state + lane_states(p, w, S, kept_slab(p, w, t0 + TL - KR_SCAN_KEPT));
+  float *part_to = p.part_bc + (int64_t)kr_block_x() * p.L * 2 * p.N_padded;
+  if (S == 4) part_to += (w.thread >> 5) * 2 * p.N_padded + (w.thread >> 4 & 1) * p.N_padded + (w.thread & 15) * 4;
+  float sum_dt[2] = {0, 0};
+  if (p.n_chunks > 1) {
+    float *first = m.part + 2 * p.part_step + (p.part_step ? 0 : KR_SCAN_PART), x[2][4];
+    m.first = first;
+    fetch_states(p, w, S, p.chunk_state + lane_states(p, w, S, w.b * p.n_chunks + w.chunk), x);
+#pragma unroll
+    for (int c = 0; c < 2; c++) *(kr_float4 *)(first + (c * KR_SCAN_THREADS + w.thread) * 4) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
+    fetch_sums(p, w, t0 + TL - KR_SCAN_KEPT, sum_dt);
+  }
+  if (t0 >= w.begin) fetch_states(p, w, S, kept_from, kept);
+  if (AHEAD && t0 >= w.begin) load_tile(p, w, 1, t0, next);
   for (; t0 >= w.begin; t0 -= TL) {
-    raw = next;
-    stage_rows(p, w, raw.u, raw.delta, bias, m.dt, m.du, t0);
-    stage_gradient(p, w, raw, m.g, t0, PACKED);
-    stage_bc(p, w, m.bc, t0, raw.bc);
-    kr_sync();
-    if (t0 > w.begin) load_tile(p, w, t0 - TL, next);
-    const uint32_t resets = PACKED ? reset_mask(p, w, t0) : 0;
-    float x[2][4];
-    fetch_states(p, w, S, p.tile_state, w.b * p.n_tiles + t0 / TL, x);
-#pragma unroll 1
-    for (int k = 0; k < TL; k += 4) {
-#pragma unroll
-      for (int c = 0; c < 2; c++)
-#pragma unroll
-        for (int s = 0; s < S; s++) m.bound[((k * S / 2) + c * S + s) * KR_SCAN_THREADS + w.thread] = x[c][s];
-      if (k + 4 < TL) forward4(w, m, S, PACKED, rows, k, resets, A, x);
+    if (!AHEAD) {
+      load_tile(p, w, 1, t0, next);
+      if (t0 > w.begin) expect_rows(w, p.u, t0 - TL), expect_rows(w, p.delta, t0 - TL), expect_rows(w, p.dout, t0 - TL), expect_rows(w, p.z, t0 - TL);
     }
+    stage_tile(p, w, m, 1, PACKED, next, bias, t0);
+    kr_sync();
+    if (AHEAD && t0 > w.begin) load_tile(p, w, 1, t0 - TL, next);
+    const uint32_t resets = PACKED ? reset_mask(p, w, t0) : 0;
 #pragma unroll 1
     for (int k = TL - 4; k >= 0; k -= 4) {
-      float *part = m.part + (k >> 2 & 1) * 16 * rows;
-      back4(p, w, m, S, T4, PACKED, k, resets, part, A, carry, dA);
-      kr_sync(); /* one is enough: the next four steps use the other half of part */
-      write_part(p, w, part, t0 + k);
+      float *part = m.part + (k >> 2 & 1) * p.part_step, x[2][4];
+#pragma unroll
+      for (int s = 0; s < S; s++) x[0][s] = kept[0][s], x[1][s] = kept[1][s];
+      if (k & 4) {
+        float unused[2] = {0, 0};
+        if (p.n_chunks > 1) {
+          add_first(w, m, S, A, sum_dt, x);
+#pragma unroll
+          for (int s = 0; s < S; s++) kept[0][s] = x[0][s], kept[1][s] = x[1][s];
+        }
+        forward4(p, w, m, S, PACKED, k - 4, resets, A, x, unused);
+      } else if (t0 + k > w.begin) {
+        kept_from -= p.D * p.N_padded;
+        fetch_states(p, w, S, kept_from, kept);
+        if (p.n_chunks > 1) fetch_sums(p, w, t0 + k - KR_SCAN_KEPT, sum_dt);
+      }
+      back4(p, w, m, S, T, PACKED, k, resets, part, A, x, carry, dA);
+      kr_sync();
+      if (S == 1) write_part(p, w, part, t0 + k, part_to);
+      else fold_part(p, w, T, part, t0 + k, part_to);
+      if (p.part_step == 0) kr_sync(); /* with two halves, the next four steps use the other one */
     }
-    write_gradients(p, w, m, raw, skip, t0, PACKED, dD, dbias);
+    write_gradients(p, w, m, skip, t0, PACKED, dD, dbias);
     kr_sync();
   }
   keep_states(p, w, S, p.part_A, w.b * p.n_chunks + w.chunk, dA);
@@ -353,42 +484,39 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T4, const in
     }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_t4(const kr_scan_plan p) { scan_back(p, 4, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_any(const kr_scan_plan p) { scan_back(p, 4, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_s1(const kr_scan_plan p) { scan_back(p, 1, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_packed(const kr_scan_plan p) { scan_back(p, 4, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t4(const kr_scan_plan p) { scan_back(p, 4, 4, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_t4_two(const kr_scan_plan p) { scan_back(p, 4, 4, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t16(const kr_scan_plan p) { scan_back(p, 4, 16, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_any(const kr_scan_plan p) { scan_back(p, 4, p.T, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_s1(const kr_scan_plan p) { scan_back(p, 1, p.T, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_packed(const kr_scan_plan p) { scan_back(p, 4, p.T, 1, 1); }
 
 KR_DEV void carry_chunk(const kr_scan_plan &p, const int S) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
-  const bwd_shared m = lay_out(p, w, S, (float *)shared);
-  const int rows = 2 * p.N_padded;
+  const bwd_shared m = lay_out(p, w, (float *)shared);
   float A[2][4], bias[4], carry[2][4];
   load_A(p, w, S, A);
   load_parameters(w, p.bias, p.bias_stride, bias);
 #pragma unroll
   for (int s = 0; s < S; s++) carry[0][s] = carry[1][s] = 0.0f;
-  for (int64_t t0 = w.begin + (w.end - w.begin - 1) / TL * TL; t0 >= w.begin; t0 -= TL) {
-    tile_raw raw;
-    load_tile(p, w, t0, raw);
-    stage_rows(p, w, raw.u, raw.delta, bias, m.dt, m.du, t0);
-    stage_gradient(p, w, raw, m.g, t0, 0);
-    stage_bc(p, w, m.bc, t0, raw.bc);
+  tile_raw next;
+  int64_t t0 = w.end > w.begin ? w.begin + (w.end - w.begin - 1) / TL * TL : w.begin - TL;
+  if (t0 >= w.begin) load_tile(p, w, 1, t0, next);
+  for (; t0 >= w.begin; t0 -= TL) {
+    stage_tile(p, w, m, 1, 0, next, bias, t0);
     kr_sync();
-#pragma unroll 1
-    for (int k = TL - 4; k >= 0; k -= 4) {
-      kr_float4 dt[2], g[2];
-      read4(w, m.dt, k, dt);
-      read4(w, m.g, k, g);
+    if (t0 > w.begin) load_tile(p, w, 1, t0 - TL, next);
+#pragma unroll 4
+    for (int k = TL - 1; k >= 0; k--) {
+      float C[4];
+      kr_float4 r[2];
+      read_rows(w, m, k, r);
+      read_states(S, m.bc + k * 2 * p.N_padded + p.N_padded + w.lane * S, C);
 #pragma unroll
-      for (int i = 3; i >= 0; i--) {
-        float C[4];
-        read_states(S, m.bc + (k + i) * rows + p.N_padded + w.lane * S, C);
+      for (int c = 0; c < 2; c++)
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-          for (int s = 0; s < S; s++) carry[c][s] = kr_exp2(dt[c].v[i] * A[c][s]) * kr_fma(g[c].v[i], C[s], carry[c][s]);
-      }
+        for (int s = 0; s < S; s++) carry[c][s] = kr_exp2(r[c].v[0] * A[c][s]) * kr_fma(r[c].v[2], C[s], carry[c][s]);
     }
     kr_sync();
   }
@@ -401,11 +529,11 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_carry_s1(const kr_scan_plan
 /* One thread per (batch, channel, state): gradients of chunk starts from zero become gradients of chunk ends. */
 KR_KERNEL void kr_scan_carry_combine(const kr_scan_plan p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
-  if (i >= p.B * p.D * p.N) return;
-  int64_t n = i % p.N, d = i / p.N % p.D, b = i / p.N / p.D, step = p.D * p.N;
-  float A = p.A[d * p.A_d + n * p.A_n] * KR_LOG2E;
-  float carry = p.dlast.data ? p.dlast.data[b * p.dlast.b + d * p.dlast.d + n * p.dlast.n] : 0.0f;
-  float *at = p.chunk_carry + (b * p.n_chunks * p.D + d) * p.N + n;
+  if (i >= p.B * p.D * p.N_padded) return;
+  int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;
+  float A = n < p.N ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
+  float carry = n < p.N && p.dlast.data ? p.dlast.data[b * p.dlast.b + d * p.dlast.d + n * p.dlast.n] : 0.0f;
+  float *at = p.chunk_carry + (b * p.n_chunks * p.D + d) * p.N_padded + n;
   const float *dt = p.chunk_dt + b * p.n_chunks * p.D + d;
   for (int c = p.n_chunks - 1; c >= 0; c -= 8) {
     float start[8], decay[8];
@@ -423,19 +551,20 @@ KR_KERNEL void kr_scan_carry_combine(const kr_scan_plan p) {
 }
 
 /* dB and dC: a block takes 32 steps of one (batch, group) and turns (step, state) into (state, step) on the way out. */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_scan_bwd_sum_bc(const kr_scan_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_bc(const kr_scan_plan p) {
   KR_SHARED float tile[32][33];
   const int rows = 2 * p.N_padded, x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t n_times = (p.L + 31) / 32, t0 = kr_block_x() % n_times * 32, bg = kr_block_x() / n_times;
   for (int r0 = 0; r0 < rows; r0 += 32) {
-    for (int k = y; k < 32; k += 8) {
-      float sum = 0;
-      if (t0 + k < p.L && r0 + x < rows) {
-        const float *from = p.part_bc + (bg * p.blocks_per_group * p.L + t0 + k) * rows + r0 + x;
-        for (int j = 0; j < p.blocks_per_group; j++) sum += from[(int64_t)j * p.L * rows];
-      }
-      tile[k][x] = sum;
+    float sum[4] = {0, 0, 0, 0};
+    const float *from = p.part_bc + (bg * p.blocks_per_group * p.L + t0 + y) * rows + r0 + x;
+    for (int j = 0; j < p.blocks_per_group && r0 + x < rows; j++, from += p.L * rows) {
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (t0 + y + 8 * k < p.L) sum[k] += from[8 * k * rows];
     }
+#pragma unroll
+    for (int k = 0; k < 4; k++) tile[y + 8 * k][x] = sum[k];
     kr_sync();
     for (int k = y; k < 32; k += 8) {
       const int r = r0 + k, is_C = r >= p.N_padded, n = is_C ? r - p.N_padded : r;
@@ -447,19 +576,26 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_scan_bwd_sum_bc(const kr_scan_plan p) {
   }
 }
 
-/* dA, then dD and ddelta_bias: one thread each, over batches and chunks. */
-KR_KERNEL void kr_scan_bwd_sum_d(const kr_scan_plan p) {
-  const int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread(), n_A = p.D * p.N, parts = p.B * p.n_chunks;
-  if (i < n_A) {
-    float sum = 0;
-    for (int64_t k = 0; k < parts; k++) sum += p.part_A[k * n_A + i];
-    if (p.dA) p.dA[i / p.N * p.dA_d + i % p.N * p.dA_n] = sum;
-  } else if (i < n_A + 2 * p.D) {
-    const int64_t d = (i - n_A) % p.D, is_bias = i - n_A >= p.D;
-    const float *from = is_bias ? p.part_bias : p.part_D;
-    float sum = 0;
-    for (int64_t k = 0; k < parts; k++) sum += from[k * p.D + d];
-    if (is_bias && p.dbias) p.dbias[d * p.dbias_stride] = sum;
-    if (!is_bias && p.dD_vec) p.dD_vec[d * p.dD_stride] = sum;
+/* dA, then dD and ddelta_bias: a block adds 32 columns over batches and chunks, eight threads each. */
+KR_KERNEL void KR_BOUNDS(256, 2) kr_scan_bwd_sum_d(const kr_scan_plan p) {
+  KR_SHARED float tile[8][33];
+  const int x = kr_thread() & 31, y = kr_thread() >> 5;
+  const int64_t i = (int64_t)kr_block_x() * 32 + x, n_A = p.D * p.N_padded, parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
+  const float *from = i < n_A ? p.part_A + i : (is_bias ? p.part_bias : p.part_D) + (i - n_A) % p.D;
+  const int64_t step = i < n_A ? n_A : p.D, d = i < n_A ? i / p.N_padded : (i - n_A) % p.D, n = i % p.N_padded;
+  float sum = 0;
+  if (i < n_A + 2 * p.D) {
+#pragma unroll 4
+    for (int64_t k = y; k < parts; k += 8) sum += from[k * step];
   }
+  tile[y][x] = sum;
+  kr_sync();
+  if (y || i >= n_A + 2 * p.D) return;
+#pragma unroll
+  for (int k = 1; k < 8; k++) sum += tile[k][x];
+  if (i < n_A) {
+    if (p.dA && n < p.N) p.dA[d * p.dA_d + n * p.dA_n] = sum;
+  } else if (is_bias) {
+    if (p.dbias) p.dbias[d * p.dbias_stride] = sum;
+  } else if (p.dD_vec) p.dD_vec[d * p.dD_stride] = sum;
 }

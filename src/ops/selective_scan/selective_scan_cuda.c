@@ -36,7 +36,8 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a) {
 
 static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREADS / p->T; }
 
-static void cut(kr_scan_plan *p, int n_multiprocessors) {
+/* blocks_wanted: as many as the device runs at a time. Cutting time costs a pass over the input, so it must gain least_chunks. */
+static void cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
   const int may_chunk = !p->seq_idx;
   /* One state per lane also where channels are too few for a block of four states per lane. */
   p->S = !p->seq_idx && (p->N <= 4 || (p->N <= 32 && p->D_group <= 16)) ? 1 : 4;
@@ -49,9 +50,9 @@ static void cut(kr_scan_plan *p, int n_multiprocessors) {
   p->TL = p->u.dtype == KRAIT_F32 ? 16 : 32;
   const int channels = channels_per_block(p);
   p->blocks_per_group = (int)((p->D_group + channels - 1) / channels);
-  int64_t blocks = p->B * p->G * p->blocks_per_group, wanted = 4 * (int64_t)n_multiprocessors, most = p->L / (4 * p->TL), chunks = 1;
-  if (may_chunk && blocks > 0 && blocks * 3 <= wanted) chunks = wanted / blocks < most ? wanted / blocks : most;
-  if (chunks < 3) chunks = 1;
+  int64_t blocks = p->B * p->G * p->blocks_per_group, most = p->L / (4 * p->TL), chunks = 1;
+  if (may_chunk && blocks > 0) chunks = blocks_wanted / blocks < most ? blocks_wanted / blocks : most;
+  if (chunks < least_chunks) chunks = 1;
   p->chunk = (p->L + chunks - 1) / chunks;
   p->chunk = (p->chunk + p->TL - 1) / p->TL * p->TL;
   p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
@@ -62,7 +63,7 @@ uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
   return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
 }
 
-void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int n_multiprocessors) {
+void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks) {
   *p = (kr_scan_plan){.B = a->B, .L = a->L, .D = a->D, .D_group = a->D / a->G, .N = (int32_t)a->N, .G = (int32_t)a->G};
   p->softplus = (a->call.flags & KRAIT_SCAN_SOFTPLUS) != 0;
   p->u = kr_rows_of(&a->u, reverse, a->L);
@@ -81,27 +82,34 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
     p->seq_t = reverse ? -a->seq_idx.stride[1] : a->seq_idx.stride[1];
     p->seq_idx = (const int32_t *)a->seq_idx.data + (reverse ? (a->L - 1) * a->seq_idx.stride[1] : 0);
   }
-  cut(p, n_multiprocessors);
+  cut(p, blocks_wanted, least_chunks);
 }
 
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p) {
   if (p->n_chunks <= 1) return 0;
-  return kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N) * 4) + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D) * 4);
+  return kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N_padded) * 4) + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D) * 4);
 }
 
-int32_t kr_scan_chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, int n_chunks_summed, char *scratch, void *stream) {
-  if (p->n_chunks <= 1) return KRAIT_OK;
-  const int64_t n_states = p->B * p->D * p->N;
+void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
   p->chunk_state = (float *)scratch;
-  p->chunk_dt = (float *)(scratch + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N) * 4));
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)n_chunks_summed, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
-  const kr_grid walk = {.x = (uint32_t)((n_states + 127) / 128), .block = 128, .stream = stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
+  p->chunk_dt = (float *)(scratch + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N_padded) * 4));
+}
+
+int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream) {
+  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   return kr_cuda_launch(ctx->cuda, tier, &combine[p->u.dtype], &walk, p, sizeof *p);
 }
 
+/* Every chunk's first state. */
+static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
+  kr_scan_chunk_scratch(p, scratch);
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
+  return kr_scan_chunk_walk(ctx, tier, p, stream);
+}
+
 static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  KR_TRY(kr_scan_chunk_starts(ctx, tier, p, p->n_chunks - 1, scratch, stream));
+  if (p->n_chunks > 1) KR_TRY(chunk_starts(ctx, tier, p, scratch, stream));
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
   return kr_cuda_launch(ctx->cuda, tier, &(p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4)[p->u.dtype], &grid, p, sizeof *p);
 }
@@ -114,17 +122,17 @@ static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reve
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_args *a = args;
-  const int n = kr_cuda_info(ctx->cuda)->n_multiprocessors, both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
+  const int n = 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
   kr_scan_plan p;
   char *scratch = a->call.scratch;
-  kr_scan_plan_of(&p, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, n);
+  kr_scan_plan_of(&p, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, n, 3);
   if (!both) return run_scan(ctx, tier, &p, scratch, a->call.stream);
   char *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
   p.out = sum_rows(a, scratch, 0);
   p.z.data = NULL;
   p.D_vec = NULL;
   KR_TRY(run_scan(ctx, tier, &p, rest, a->call.stream));
-  kr_scan_plan_of(&p, a, 1, n);
+  kr_scan_plan_of(&p, a, 1, n, 3);
   p.add = sum_rows(a, scratch, 1);
   p.A = a->A_reverse.data, p.A_d = a->A_reverse.stride[0], p.A_n = a->A_reverse.stride[1];
   return run_scan(ctx, tier, &p, rest, a->call.stream);
@@ -138,7 +146,7 @@ const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args
 uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_args *a = args;
   kr_scan_plan p;
-  kr_scan_plan_of(&p, a, 0, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  kr_scan_plan_of(&p, a, 0, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 3);
   uint64_t sum = a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0;
   return sum + kr_scan_chunk_bytes(&p);
 }
