@@ -11,14 +11,24 @@
 #include "real_fft.h"
 #include "status.h"
 
-struct kr_stft {
-  int64_t n_fft, hop, F;
+/* What one thread works with. */
+typedef struct bench {
   kr_real_fft *exact;             /* for lengths that it takes; else NULL */
   kiss_fftr_cfg forward, inverse; /* forward is NULL if exact is there */
-  float *window, *frame;          /* (n_fft) each */
+  float *frame;                   /* (n_fft) */
   float *re, *im;                 /* (F) each */
   kiss_fft_cpx *spectrum;         /* (F) */
+} bench;
+
+struct kr_stft {
+  int64_t n_fft, hop, F;
+  kr_pool *pool;
+  float *window; /* (n_fft) */
+  int n_benches; /* one per thread of the pool */
+  bench *benches;
 };
+
+enum { SEGMENT = 32 }; /* frames that a thread takes at a time */
 
 /* cos(x), 0 <= x < 7, with the roundings of a float32 polynomial with a compensated end, accurate to 1 ulp: x is brought to
  * [-pi/2, pi/2] around an odd multiple of pi/2; what has two words there is a double here. */
@@ -41,27 +51,46 @@ static kiss_fftr_cfg open_kiss(int64_t n, int inverse) {
   return memory ? kiss_fftr_alloc((int)n, inverse, memory, &bytes) : NULL;
 }
 
+static int32_t open_bench(const kr_stft *s, bench *b) {
+  b->frame = kr_alloc_array((size_t)s->n_fft, sizeof *b->frame);
+  b->re = kr_alloc_array((size_t)s->F, sizeof *b->re);
+  b->im = kr_alloc_array((size_t)s->F, sizeof *b->im);
+  b->spectrum = kr_alloc_array((size_t)s->F, sizeof *b->spectrum);
+  b->inverse = open_kiss(s->n_fft, 1);
+  if (kr_real_fft_fits(s->n_fft)) KR_TRY(kr_real_fft_open(s->n_fft, &b->exact));
+  else b->forward = open_kiss(s->n_fft, 0);
+  KR_CHECK(b->frame && b->re && b->im && b->spectrum && b->inverse && (b->exact || b->forward), KRAIT_ERR_NO_MEMORY, "no memory for the transform");
+  return KRAIT_OK;
+}
+
+static void close_bench(bench *b) {
+  kr_free(b->frame);
+  kr_free(b->re);
+  kr_free(b->im);
+  kr_free(b->spectrum);
+  kr_real_fft_close(&b->exact);
+  kr_free(b->forward);
+  kr_free(b->inverse);
+}
+
 static int32_t open_parts(kr_stft *s) {
   const float step = (float)(2 * 3.14159265358979323846 / (double)s->n_fft);
   s->window = kr_alloc_array((size_t)s->n_fft, sizeof *s->window);
-  s->frame = kr_alloc_array((size_t)s->n_fft, sizeof *s->frame);
-  s->re = kr_alloc_array((size_t)s->F, sizeof *s->re);
-  s->im = kr_alloc_array((size_t)s->F, sizeof *s->im);
-  s->spectrum = kr_alloc_array((size_t)s->F, sizeof *s->spectrum);
-  s->inverse = open_kiss(s->n_fft, 1);
-  if (kr_real_fft_fits(s->n_fft)) KR_TRY(kr_real_fft_open(s->n_fft, &s->exact));
-  else s->forward = open_kiss(s->n_fft, 0);
-  KR_CHECK(s->window && s->frame && s->re && s->im && s->spectrum && s->inverse && (s->exact || s->forward), KRAIT_ERR_NO_MEMORY, "no memory for the transform");
+  s->benches = kr_alloc_array((size_t)s->n_benches, sizeof *s->benches);
+  KR_CHECK(s->window && s->benches, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
+  for (int i = 0; i < s->n_benches; i++) KR_TRY(open_bench(s, &s->benches[i]));
   for (int64_t i = 0; i < s->n_fft; i++) s->window[i] = cos_of_vectors((float)i * step) * -0.5f + 0.5f;
   return KRAIT_OK;
 }
 
-int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_stft **stft) {
+int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft) {
   *stft = NULL;
   KR_CHECK(n_fft >= 2 && n_fft % 2 == 0 && n_fft <= 1 << 20 && hop >= 1 && hop <= n_fft, KRAIT_ERR_ARGUMENT, "no transform of %lld samples every %lld", (long long)n_fft, (long long)hop);
   kr_stft *s = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
   s->n_fft = n_fft, s->hop = hop, s->F = n_fft / 2 + 1;
+  s->pool = pool;
+  s->n_benches = kr_pool_size(pool);
   int32_t status = open_parts(s);
   if (status < 0) kr_stft_close(&s);
   *stft = s;
@@ -71,14 +100,9 @@ int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_stft **stft) {
 void kr_stft_close(kr_stft **stft) {
   kr_stft *s = *stft;
   if (!s) return;
+  for (int i = 0; s->benches && i < s->n_benches; i++) close_bench(&s->benches[i]);
+  kr_free(s->benches);
   kr_free(s->window);
-  kr_free(s->frame);
-  kr_free(s->re);
-  kr_free(s->im);
-  kr_free(s->spectrum);
-  kr_real_fft_close(&s->exact);
-  kr_free(s->forward);
-  kr_free(s->inverse);
   kr_free(s);
   *stft = NULL;
 }
@@ -87,64 +111,94 @@ int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples) { return 1 + n_
 
 static int64_t reflect(int64_t i, int64_t n) { return i < 0 ? -i : i >= n ? 2 * n - 2 - i : i; }
 
-/* s->frame -> s->re, s->im */
-static void transform_frame(kr_stft *s) {
-  if (s->exact) {
-    kr_real_fft_run(s->exact, s->frame, s->re, s->im);
+/* frame -> re, im */
+static void transform_frame(const kr_stft *s, bench *b) {
+  if (b->exact) {
+    kr_real_fft_run(b->exact, b->frame, b->re, b->im);
     return;
   }
-  kiss_fftr(s->forward, s->frame, s->spectrum);
-  for (int64_t f = 0; f < s->F; f++) s->re[f] = s->spectrum[f].r, s->im[f] = s->spectrum[f].i;
+  kiss_fftr(b->forward, b->frame, b->spectrum);
+  for (int64_t f = 0; f < s->F; f++) b->re[f] = b->spectrum[f].r, b->im[f] = b->spectrum[f].i;
+}
+
+typedef struct forward_job {
+  const kr_stft *s;
+  const float *wav;
+  int64_t n_samples, T;
+  float power, *com;
+} forward_job;
+
+static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
+  const forward_job *job = user;
+  const kr_stft *s = job->s;
+  bench *b = &s->benches[worker];
+  for (int64_t t = begin; t < end; t++) {
+    for (int64_t i = 0; i < s->n_fft; i++) b->frame[i] = job->wav[reflect(t * s->hop + i - s->n_fft / 2, job->n_samples)] * s->window[i];
+    transform_frame(s, b);
+    for (int64_t f = 0; f < s->F; f++) {
+      const float re = b->re[f], im = b->im[f];
+      float mag = powf(sqrtf(re * re + im * im + 1e-9f), job->power), pha = atan2f(im + 1e-10f, re + 1e-5f);
+      job->com[(f * job->T + t) * 2] = mag * cosf(pha);
+      job->com[(f * job->T + t) * 2 + 1] = mag * sinf(pha);
+    }
+  }
 }
 
 int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
-  const int64_t T = kr_stft_n_frames(s, n_samples), half = s->n_fft / 2;
-  KR_CHECK(n_samples > half, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld", (long long)n_samples, (long long)s->n_fft);
-  for (int64_t t = 0; t < T; t++) {
-    for (int64_t i = 0; i < s->n_fft; i++) s->frame[i] = wav[reflect(t * s->hop + i - half, n_samples)] * s->window[i];
-    transform_frame(s);
-    for (int64_t f = 0; f < s->F; f++) {
-      const float re = s->re[f], im = s->im[f];
-      float mag = powf(sqrtf(re * re + im * im + 1e-9f), (float)power), pha = atan2f(im + 1e-10f, re + 1e-5f);
-      com[(f * T + t) * 2] = mag * cosf(pha);
-      com[(f * T + t) * 2 + 1] = mag * sinf(pha);
-    }
-  }
+  forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), (float)power, com};
+  KR_CHECK(n_samples > s->n_fft / 2, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld", (long long)n_samples, (long long)s->n_fft);
+  kr_pool_run(s->pool, job.T, SEGMENT, forward_range, &job);
   return KRAIT_OK;
 }
 
-/* Adds frame t, windowed, to wav, which starts half a frame after the first frame's start. */
-static void add_frame(const kr_stft *s, int64_t t, int64_t n_samples, float *wav) {
+typedef struct inverse_job {
+  const kr_stft *s;
+  const float *mag, *pha;
+  int64_t T;
+  float power, *wav;
+} inverse_job;
+
+/* Adds frame t, windowed, to samples begin to end; it starts half a frame before its hop. */
+static void add_frame(const inverse_job *job, bench *b, int64_t t, int64_t begin, int64_t end) {
+  const kr_stft *s = job->s;
   const int64_t start = t * s->hop - s->n_fft / 2;
   const float scale = 1.0f / (float)s->n_fft;
+  for (int64_t f = 0; f < s->F; f++) {
+    const float m = powf(job->mag[f * job->T + t], job->power), p = job->pha[f * job->T + t];
+    b->spectrum[f] = (kiss_fft_cpx){m * cosf(p), m * sinf(p)};
+  }
+  b->spectrum[0].i = b->spectrum[s->F - 1].i = 0; /* a real signal has none there */
+  kiss_fftri(b->inverse, b->spectrum, b->frame);
   for (int64_t i = 0; i < s->n_fft; i++)
-    if (start + i >= 0 && start + i < n_samples) wav[start + i] += s->frame[i] * scale * s->window[i];
+    if (start + i >= begin && start + i < end) job->wav[start + i] += b->frame[i] * scale * s->window[i];
 }
 
 /* Divides by the sum of the squared windows that cover each sample. */
-static void divide_by_windows(const kr_stft *s, int64_t T, int64_t n_samples, float *wav) {
-  for (int64_t i = 0; i < n_samples; i++) {
+static void divide_by_windows(const inverse_job *job, int64_t begin, int64_t end) {
+  const kr_stft *s = job->s;
+  for (int64_t i = begin; i < end; i++) {
     const int64_t at = i + s->n_fft / 2;
     float sum = 0;
     for (int64_t t = at / s->hop; t >= 0 && at - t * s->hop < s->n_fft; t--)
-      if (t < T) sum += s->window[at - t * s->hop] * s->window[at - t * s->hop];
-    if (sum > 1e-11f) wav[i] /= sum;
+      if (t < job->T) sum += s->window[at - t * s->hop] * s->window[at - t * s->hop];
+    if (sum > 1e-11f) job->wav[i] /= sum;
   }
 }
 
+/* A segment of samples with every frame that reaches into it, in order: the sums do not depend on the cut. */
+static void inverse_range(void *user, int64_t first, int64_t last, int worker) {
+  const inverse_job *job = user;
+  const kr_stft *s = job->s;
+  const int64_t begin = first * s->hop, end = last * s->hop, half = s->n_fft / 2;
+  memset(job->wav + begin, 0, (size_t)(end - begin) * sizeof *job->wav);
+  int64_t t = begin > half ? (begin - half) / s->hop : 0;
+  for (; t < job->T && t * s->hop - half < end; t++) add_frame(job, &s->benches[worker], t, begin, end);
+  divide_by_windows(job, begin, end);
+}
+
 int32_t kr_stft_inverse(kr_stft *s, const float *mag, const float *pha, int64_t T, double power, float *wav) {
-  const int64_t n_samples = (T - 1) * s->hop;
+  inverse_job job = {s, mag, pha, T, (float)(1 / power), wav};
   KR_CHECK(T >= 1, KRAIT_ERR_SHAPE, "no frames to transform back");
-  memset(wav, 0, (size_t)n_samples * sizeof *wav);
-  for (int64_t t = 0; t < T; t++) {
-    for (int64_t f = 0; f < s->F; f++) {
-      float m = powf(mag[f * T + t], (float)(1 / power)), p = pha[f * T + t];
-      s->spectrum[f] = (kiss_fft_cpx){m * cosf(p), m * sinf(p)};
-    }
-    s->spectrum[0].i = s->spectrum[s->F - 1].i = 0; /* a real signal has none there */
-    kiss_fftri(s->inverse, s->spectrum, s->frame);
-    add_frame(s, t, n_samples, wav);
-  }
-  divide_by_windows(s, T, n_samples, wav);
+  kr_pool_run(s->pool, T - 1, SEGMENT, inverse_range, &job);
   return KRAIT_OK;
 }

@@ -5,10 +5,13 @@
 
 #include <stdint.h>
 
+#include "pool.h"
+
 typedef struct kr_stft kr_stft;
 
-/* n_fft even. Not changed by use, but holds working memory: one thread at a time. */
-int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_stft **stft);
+/* n_fft even. Shares its frames among the pool's threads; holds working memory: one caller at a time. Results do not depend on
+ * the number of threads. */
+int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft);
 void kr_stft_close(kr_stft **stft);
 int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples); /* 1 + n_samples / hop */
 

@@ -41,12 +41,14 @@ static void transform_is_the_definition(void **state) {
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_false(kr_real_fft_fits(others[i]));
 }
 
-static void there_and_back(int64_t n_fft, double power) {
-  enum { N = 3000 };
-  static float wav[N], back[N];
+enum { N = 9000 };
+
+static void there_and_back(int64_t n_fft, double power, int n_threads, float *back) {
+  static float wav[N];
+  kr_pool *pool = kr_pool_open(n_threads);
   kr_stft *stft = NULL;
   const int64_t hop = n_fft / 4, F = n_fft / 2 + 1;
-  assert_int_equal(kr_stft_open(n_fft, hop, &stft), KRAIT_OK);
+  assert_int_equal(kr_stft_open(n_fft, hop, pool, &stft), KRAIT_OK);
   const int64_t n = N / hop * hop, T = kr_stft_n_frames(stft, n);
   float *com = kr_alloc((size_t)(F * T) * 8), *mag = kr_alloc((size_t)(F * T) * 4), *pha = kr_alloc((size_t)(F * T) * 4);
   for (int64_t i = 0; i < n; i++) wav[i] = wave(i);
@@ -63,29 +65,39 @@ static void there_and_back(int64_t n_fft, double power) {
   kr_free(mag);
   kr_free(pha);
   kr_stft_close(&stft);
+  kr_pool_close(&pool);
+}
+
+static void with_any_number_of_threads(int64_t n_fft, double power) {
+  static float one[N], three[N];
+  there_and_back(n_fft, power, 1, one);
+  there_and_back(n_fft, power, 3, three);
+  assert_memory_equal(one, three, (size_t)(N / (n_fft / 4) * (n_fft / 4)) * sizeof *one);
 }
 
 static void spectra_come_back(void **state) {
   (void)state;
-  there_and_back(400, 0.3);
-  there_and_back(400, 1);
-  there_and_back(320, 0.5);
-  there_and_back(512, 0.3);
-  there_and_back(24, 1);
+  with_any_number_of_threads(400, 0.3);
+  with_any_number_of_threads(400, 1);
+  with_any_number_of_threads(320, 0.5);
+  with_any_number_of_threads(512, 0.3);
+  with_any_number_of_threads(24, 1);
 }
 
 static void what_it_refuses(void **state) {
   (void)state;
   kr_stft *stft = NULL;
+  kr_pool *pool = kr_pool_open(1);
   float wav[300] = {0}, com[4 * 201 * 2];
-  assert_int_equal(kr_stft_open(401, 100, &stft), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_stft_open(400, 0, &stft), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_stft_open(401, 100, pool, &stft), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_stft_open(400, 0, pool, &stft), KRAIT_ERR_ARGUMENT);
   assert_null(stft);
-  assert_int_equal(kr_stft_open(400, 100, &stft), KRAIT_OK);
+  assert_int_equal(kr_stft_open(400, 100, pool, &stft), KRAIT_OK);
   assert_int_equal(kr_stft_forward(stft, wav, 200, 0.3, com), KRAIT_ERR_SHAPE); /* reflection needs more than half a frame */
   assert_int_equal(kr_stft_forward(stft, wav, 201, 0.3, com), KRAIT_OK);
   assert_int_equal(kr_stft_inverse(stft, wav, wav, 0, 0.3, com), KRAIT_ERR_SHAPE);
   kr_stft_close(&stft);
+  kr_pool_close(&pool);
 }
 
 int main(void) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "ctx.h"
 #include "model_kind.h"
 #include "status.h"
 #include "stft.h"
@@ -12,6 +13,7 @@ static const double compress_power = 0.3; /* what the published training configu
 
 typedef struct pk_impl {
   kr_primeknet *net;
+  kr_pool *pool;
   int unit_rms; /* the model was trained on signals of root mean square 1 */
 } pk_impl;
 
@@ -39,6 +41,7 @@ static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_confi
   KR_TRY(kr_pk_config_read(model, config, &read));
   pk_impl *impl = *handle = kr_zalloc(sizeof *impl);
   KR_CHECK(impl, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  impl->pool = ctx->pool;
   impl->unit_rms = level && strcmp(level, "rms") == 0;
   int32_t status = kr_primeknet_open(ctx, &read, weights, precision, &impl->net);
   if (status < 0) close_impl(handle);
@@ -60,7 +63,7 @@ static int32_t open_timeline(const void *impl, void **handle) {
   line->impl = impl;
   const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len;
   int32_t status = kr_pk_session_open(line->impl->net, &line->session);
-  if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, &line->stft);
+  if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, line->impl->pool, &line->stft);
   if (status < 0) close_timeline(handle);
   return status;
 }

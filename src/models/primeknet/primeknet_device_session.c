@@ -66,7 +66,7 @@ static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, 
 }
 
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
-  const int tf32 = s->device->tf32 && p->kind != KR_PK_A_PAIR; /* angles would lose too much */
+  const int tf32 = s->device->tf32 && p->kind != KR_PK_A_PAIR && p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
   const int32_t tiles = (p->Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS * p->n_panels;
   const int64_t row_blocks = (p->rows_per_item + KR_PK_ROWS - 1) / KR_PK_ROWS;
   pk_product whole = *p;
