@@ -2,15 +2,15 @@
  *
  * exp: n = round(x log2 e); r = x - n ln2 in two steps (Cody & Waite 1980); e^r = 1 + r + r^2 P(r), P of degree 4
  * (minimax in ulps on |r| <= ln2/2); then 2^n. The others are built on it without cancellation.
- * Bounds (tests/cpu/vec_math.c walks every float32): exp 1 ulp, log1p 1, tanh 1.5, exp2 2.2, sigmoid 2.5, softplus 3, silu 3
- * NaN gives NaN, infinities their limits. Subnormal results are kept by exp, log1p, tanh; sigmoid and softplus give 0 for
- * them, and silu for sizes below 88 * 2^-126. */
+ * Bounds (tests/cpu/vec_math.c walks every float32): exp 1.1 ulp, log1p 1, tanh 1.5, sigmoid, silu and softplus 2, exp2 2.2.
+ * NaN gives NaN, infinities their limits (silu(-inf) is -inf * 0, NaN), subnormal results are kept.
+ * silu_fast and softplus_fast, for inner loops: 3.5 and 3 ulp; they give 0 below 2^-126 (silu_fast: 88 * 2^-126). */
 #ifndef KR_VEC_MATH_H
 #define KR_VEC_MATH_H
 
 #include "vec.h"
 
-/* v 2^n for v in (0.5, 2) and integral n in -151..130, rounded once. */
+/* v 2^n for |v| in (0.5, 256) or 0 and integral n in -175..130, rounded once. */
 static inline kr_v kr_v_ldexp(kr_v v, kr_v n) {
 #ifdef KR_ISA_avx512
   return _mm512_scalef_ps(v, n);
@@ -23,8 +23,8 @@ static inline kr_v kr_v_ldexp(kr_v v, kr_v n) {
 #endif
 }
 
-/* e^(x - n ln2). */
-static inline kr_v kr_exp_poly(kr_v x, kr_v n) {
+/* e^(x - n ln2) - 1. */
+static inline kr_v kr_expm1_poly(kr_v x, kr_v n) {
   kr_v r = kr_v_fnma(n, kr_v_set1(0.693359375f), x);
   r = kr_v_fnma(n, kr_v_set1(-2.12194440e-4f), r);
   kr_v p = kr_v_set1(1.3780406443e-03f);
@@ -32,8 +32,9 @@ static inline kr_v kr_exp_poly(kr_v x, kr_v n) {
   p = kr_v_fma(p, r, kr_v_set1(4.1669085622e-02f));
   p = kr_v_fma(p, r, kr_v_set1(1.6666519642e-01f));
   p = kr_v_fma(p, r, kr_v_set1(4.9999991059e-01f));
-  return kr_v_add(kr_v_fma(kr_v_mul(r, r), p, r), kr_v_set1(1.0f));
+  return kr_v_fma(kr_v_mul(r, r), p, r);
 }
+static inline kr_v kr_exp_poly(kr_v x, kr_v n) { return kr_v_add(kr_expm1_poly(x, n), kr_v_set1(1.0f)); }
 
 static inline kr_v kr_v_exp(kr_v x) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
@@ -84,12 +85,7 @@ static inline kr_v kr_sigmoid_parts(kr_v x, kr_v *top) {
   return e;
 }
 
-static inline kr_v kr_v_sigmoid(kr_v x) {
-  kr_v top, e = kr_sigmoid_parts(x, &top);
-  return kr_v_div(top, kr_v_add(kr_v_set1(1.0f), e));
-}
-
-static inline kr_v kr_v_silu(kr_v x) {
+static inline kr_v kr_v_silu_fast(kr_v x) {
   kr_v top, e = kr_sigmoid_parts(x, &top);
   return kr_v_div(kr_v_mul(x, top), kr_v_add(kr_v_set1(1.0f), e));
 }
@@ -104,20 +100,20 @@ static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
   return value;
 }
 
-/* log(1 + e) for e in 0..1 as e - e^2 Q(e); Q by halves, for its latency. */
-static inline kr_v kr_log1p_unit(kr_v e) {
+/* log(1 + e) for e in 0..1 is e - e^2 Q(e); Q by halves, for its latency. */
+static inline kr_v kr_log1p_rest(kr_v e) {
   kr_v e2 = kr_v_mul(e, e), e4 = kr_v_mul(e2, e2);
   kr_v low = kr_v_fma(kr_v_set1(2.4958586693e-01f), e2, kr_v_fma(kr_v_set1(-3.3330512047e-01f), e, kr_v_set1(4.9999931455e-01f)));
   kr_v middle = kr_v_fma(kr_v_set1(1.5355394781e-01f), e, kr_v_set1(-1.9695399702e-01f));
   kr_v high = kr_v_fma(kr_v_set1(5.7664431632e-02f), e, kr_v_set1(-1.0680554062e-01f));
   kr_v top = kr_v_fma(kr_v_set1(3.3184716012e-03f), e, kr_v_set1(-2.0204579458e-02f));
   low = kr_v_fma(kr_v_mul(e2, e), middle, low);
-  kr_v q = kr_v_fma(kr_v_mul(e4, e), kr_v_fma(e2, top, high), low);
-  return kr_v_fnma(e2, q, e);
+  return kr_v_fma(kr_v_mul(e4, e), kr_v_fma(e2, top, high), low);
 }
+static inline kr_v kr_log1p_unit(kr_v e) { return kr_v_fnma(kr_v_mul(e, e), kr_log1p_rest(e), e); }
 
 /* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, as upstream's threshold has it. */
-static inline kr_v kr_v_softplus(kr_v x) {
+static inline kr_v kr_v_softplus_fast(kr_v x) {
   return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(kr_exp_minus_size(x)));
 }
 
@@ -128,14 +124,8 @@ static inline kr_v kr_v_softplus_and_slope(kr_v x, kr_v *slope) {
   return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(e));
 }
 
-/* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */
-static inline kr_v kr_v_log1p(kr_v x) {
-  const kr_v one = kr_v_set1(1.0f);
-  kr_v k, u = kr_v_add(one, x), m = kr_v_split(u, &k);
-  kr_vm near_one = kr_v_lt(kr_v_abs(k), kr_v_set1(0.5f));
-  kr_v lost = kr_v_select(kr_v_gt(x, kr_v_set1(16777216.0f)), kr_v_zero(), kr_v_div(kr_v_sub(x, kr_v_sub(u, one)), u));
-  kr_v f = kr_v_select(near_one, x, kr_v_sub(m, one));
-  lost = kr_v_select(near_one, kr_v_zero(), lost);
+/* P in log(1 + f) = f - f^2/2 + f^3 P(f), for 1 + f in sqrt(1/2) .. sqrt(2). */
+static inline kr_v kr_log1p_series(kr_v f) {
   kr_v p = kr_v_set1(6.7466340959e-02f);
   p = kr_v_fma(p, f, kr_v_set1(-1.1675645411e-01f));
   p = kr_v_fma(p, f, kr_v_set1(1.1888162047e-01f));
@@ -145,8 +135,80 @@ static inline kr_v kr_v_log1p(kr_v x) {
   p = kr_v_fma(p, f, kr_v_set1(2.0002119243e-01f));
   p = kr_v_fma(p, f, kr_v_set1(-2.5000008941e-01f));
   p = kr_v_fma(p, f, kr_v_set1(3.3333313465e-01f));
+  return p;
+}
+
+/* e^-|x| = (high + low) 2^n without the last rounding; and as e + e_low, e at least about 2^-126, beside 1. */
+typedef struct kr_exp_parts {
+  kr_v high, low, n, e, e_low;
+} kr_exp_parts;
+
+static inline kr_exp_parts kr_exp_split(kr_v x) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f);
+  kr_v c = kr_v_max(kr_v_set1(-120.0f), kr_v_neg(kr_v_abs(x)));
+  kr_exp_parts p;
+  p.n = kr_v_sub(kr_v_fma(c, kr_v_set1(1.44269504f), magic), magic);
+  kr_v t = kr_expm1_poly(c, p.n);
+  p.high = kr_v_add(one, t);
+  p.low = kr_v_sub(t, kr_v_sub(p.high, one));
+  p.e = kr_v_mul(p.high, kr_v_add_exponent(one, kr_v_add(kr_v_max(kr_v_set1(-126.0f), p.n), magic)));
+  p.e_low = kr_v_mul(kr_v_mul(p.e, p.low), kr_v_sub(kr_v_set1(2.0f), p.high)); /* 2 - high is near enough to 1 / high */
+  return p;
+}
+
+/* (top + top_low) / (1 + e + e_low) from one division and what its parts lost; 1 - e/2 is near enough to 1 / (1 + e). */
+static inline kr_v kr_divide_by_one_plus(kr_v top, kr_v top_low, const kr_exp_parts *p) {
+  const kr_v one = kr_v_set1(1.0f);
+  kr_v sum = kr_v_add(one, p->e), lost = kr_v_add(kr_v_sub(p->e, kr_v_sub(sum, one)), p->e_low);
+  kr_v q = kr_v_div(top, sum);
+  return kr_v_fma(kr_v_fnma(q, lost, top_low), kr_v_fnma(kr_v_set1(0.5f), p->e, one), q);
+}
+
+static inline kr_v kr_v_sigmoid(kr_v x) {
+  const kr_v zero = kr_v_zero();
+  kr_exp_parts p = kr_exp_split(x);
+  kr_vm low = kr_v_lt(x, zero);
+  kr_v q = kr_divide_by_one_plus(kr_v_select(low, p.high, kr_v_set1(1.0f)), kr_v_select(low, p.low, zero), &p);
+  return kr_v_ldexp(q, kr_v_select(low, p.n, zero));
+}
+
+static inline kr_v kr_v_silu(kr_v x) {
+  const kr_v zero = kr_v_zero();
+  kr_exp_parts p = kr_exp_split(x);
+  kr_vm low = kr_v_lt(x, zero);
+  kr_v c = kr_v_max(kr_v_set1(-120.0f), x), top = kr_v_mul(c, kr_v_select(low, p.high, kr_v_set1(1.0f)));
+  kr_v top_low = kr_v_fma(c, p.low, kr_v_fma(c, p.high, kr_v_neg(top)));
+  kr_v q = kr_divide_by_one_plus(top, kr_v_select(low, top_low, zero), &p);
+  q = kr_v_fma(x, zero, kr_v_ldexp(q, kr_v_select(low, p.n, zero))); /* the product: NaN for infinities */
+  return kr_v_select(kr_v_gt(x, kr_v_set1(40.0f)), x, q);
+}
+
+/* log1p(e) = k ln2 + log(1 + f), k = 0 or 1; its two large terms and max(x, 0) are added without loss. */
+static inline kr_v kr_v_softplus(kr_v x) {
+  const kr_v zero = kr_v_zero(), half = kr_v_set1(0.5f), one = kr_v_set1(1.0f);
+  kr_exp_parts p = kr_exp_split(x);
+  kr_vm large = kr_v_gt(p.e, kr_v_set1(0.41421354f));
+  kr_v f = kr_v_select(large, kr_v_mul(half, kr_v_sub(p.e, one)), p.e), f_low = kr_v_select(large, kr_v_mul(half, p.e_low), p.e_low);
+  kr_v square = kr_v_mul(f, f), tail = kr_v_fma(f_low, kr_v_sub(one, f), kr_v_select(large, kr_v_set1(-2.12194440e-4f), zero));
+  tail = kr_v_fnma(half, square, kr_v_fma(kr_v_mul(square, f), kr_log1p_series(f), tail));
+  kr_v high = kr_v_select(large, kr_v_set1(0.693359375f), zero), sum = kr_v_add(high, f), lost = kr_v_sub(f, kr_v_sub(sum, high));
+  kr_v m = kr_v_max(zero, x), all = kr_v_add(m, sum), part = kr_v_sub(all, m); /* Knuth's two-sum */
+  lost = kr_v_add(lost, kr_v_add(kr_v_sub(m, kr_v_sub(all, part)), kr_v_sub(sum, part)));
+  kr_v result = kr_v_add(all, kr_v_add(lost, tail));
+  result = kr_v_select(kr_v_gt(x, kr_v_set1(40.0f)), x, result);
+  return kr_v_select(kr_v_lt(x, kr_v_set1(-80.0f)), kr_v_ldexp(p.high, p.n), result);
+}
+
+/* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */
+static inline kr_v kr_v_log1p(kr_v x) {
+  const kr_v one = kr_v_set1(1.0f);
+  kr_v k, u = kr_v_add(one, x), m = kr_v_split(u, &k);
+  kr_vm near_one = kr_v_lt(kr_v_abs(k), kr_v_set1(0.5f));
+  kr_v lost = kr_v_select(kr_v_gt(x, kr_v_set1(16777216.0f)), kr_v_zero(), kr_v_div(kr_v_sub(x, kr_v_sub(u, one)), u));
+  kr_v f = kr_v_select(near_one, x, kr_v_sub(m, one));
+  lost = kr_v_select(near_one, kr_v_zero(), lost);
   kr_v square = kr_v_mul(f, f);
-  kr_v tail = kr_v_fma(kr_v_mul(square, f), p, kr_v_fma(k, kr_v_set1(-2.12194440e-4f), lost));
+  kr_v tail = kr_v_fma(kr_v_mul(square, f), kr_log1p_series(f), kr_v_fma(k, kr_v_set1(-2.12194440e-4f), lost));
   tail = kr_v_fnma(kr_v_set1(0.5f), square, tail);
   kr_v result = kr_v_fma(k, kr_v_set1(0.693359375f), kr_v_add(f, tail));
   result = kr_v_select(kr_v_gt(x, kr_v_set1(3.4028234e38f)), x, result);

@@ -1,6 +1,7 @@
-/* causal_conv1d_simd.c: two bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted loads from
- * a float window that keeps the last W-1 inputs. Otherwise lanes are channels (a plain load where channels are contiguous)
- * and a ring of W float rows holds the taps. Both read every input before the output overwrites it. */
+/* causal_conv1d_simd.c: three bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted loads from
+ * a float window that keeps the last W-1 inputs. Contiguous channels, not in place: lanes are channels, four steps at once from
+ * memory to memory, cut in time and channels. Otherwise lanes are channels and a ring of W float rows holds the taps. The
+ * first and the last read every input before the output overwrites it. */
 #include <string.h>
 
 #include "op_list.h"
@@ -35,7 +36,7 @@ KR_INLINE void filter_window(const float *window, float *out, int64_t n, const f
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v sum = start;
     for (int k = 0; k < W; k++) sum = kr_v_fma(tap[k], kr_v_load(window + i + k), sum);
-    kr_v_store(out + i, silu ? kr_v_silu(sum) : sum);
+    kr_v_store(out + i, silu ? kr_v_silu_fast(sum) : sum);
   }
 }
 
@@ -83,7 +84,7 @@ typedef struct row {
 static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = bias_of(a, d)};
   const int keep = r.W - 1;
-  for (int k = 0; k <= keep; k++) r.taps[k] = (float)kr_get(&a->weight, kr_at2(&a->weight, d, r.reverse ? keep - k : k));
+  for (int k = 0; k <= keep; k++) r.taps[k] = kr_scalar_load(a->weight.data, kr_at2(&a->weight, d, r.reverse ? keep - k : k), a->weight.dtype);
   for (int k = 0; k < keep; k++) r.history[r.reverse ? keep - 1 - k : k] = initial_input(a, b, d, k);
   return r;
 }
@@ -112,7 +113,7 @@ static void filter_direct(row *r, int64_t first, int64_t n) {
 
 static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = begin_row(a, b, d);
-  const int direct = a->x.dtype == KRAIT_F32 && a->x.data != a->out.data;
+  const int direct = a->x.dtype == KRAIT_F32 && a->x.data != a->out.data && a->L > WINDOW; /* a short row goes through one window */
   for (int64_t done = 0, n; done < a->L; done += n) {
     int64_t left = a->L - done;
     n = direct && done == 0 ? KR_VL * 2 : WINDOW; /* the first steps have their history elsewhere */
@@ -173,7 +174,7 @@ KR_INLINE void step_block(lanes *l, const float *const *tap, float *newest, cons
   kr_v_store(newest + i, input);
   for (int k = 0; k < W; k++)
     if (!packed || !l->dropped[k]) sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(tap[k] + i), sum);
-  if (silu) sum = kr_v_silu(sum);
+  if (silu) sum = kr_v_silu_fast(sum);
   if (plain) kr_v_store_as(out->data, out->offset + i, some, dtype, sum);
   else scatter_lanes(out, i, some, sum);
 }
@@ -260,12 +261,130 @@ static void filter_ranges(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
+/* ---- contiguous channels, from memory to memory ---- */
+
+enum { STREAM = 256, STEPS = 4, CHUNK = 512, LEAST_CHUNK = 64 };
+
+typedef struct stream {
+  const krait_causal_conv1d_args *a;
+  int64_t chunk, n_chunks, n_blocks; /* steps of an item; items along time, along channels */
+} stream;
+
+typedef struct stream_taps {
+  float weight[MAX_W][STREAM], bias[STREAM];
+} stream_taps;
+
+/* Steps and element types; at: of the first step; step: to the next one. */
+typedef struct stream_side {
+  void *data;
+  int64_t at, step;
+} stream_side;
+
+KR_INLINE void stream_vector(const stream_taps *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
+  kr_v input[MAX_W - 1 + STEPS];
+  for (int k = 0; k < W - 1 + steps; k++) input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
+  for (int r = 0; r < steps; r++) {
+    kr_v sum = kr_v_load(taps->bias + i);
+    for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_load(taps->weight[k] + i), input[r + k], sum);
+    kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, silu ? kr_v_silu_fast(sum) : sum);
+  }
+}
+
+/* n_steps steps of n channels. */
+KR_INLINE void stream_steps(const stream_taps *taps, stream_side x, stream_side out, int64_t n_steps, int n, int W, int silu, int32_t x_dtype, int32_t dtype) {
+  const int whole = n / KR_VL * KR_VL;
+  for (; n_steps >= STEPS; n_steps -= STEPS, x.at += STEPS * x.step, out.at += STEPS * out.step) {
+    for (int i = 0; i < whole; i += KR_VL) stream_vector(taps, &x, &out, i, KR_VL, W, STEPS, silu, x_dtype, dtype);
+    if (whole < n) stream_vector(taps, &x, &out, whole, n - whole, W, STEPS, silu, x_dtype, dtype);
+  }
+  for (; n_steps > 0; n_steps--, x.at += x.step, out.at += out.step)
+    for (int i = 0; i < n; i += KR_VL) stream_vector(taps, &x, &out, i, n - i < KR_VL ? n - i : KR_VL, W, 1, silu, x_dtype, dtype);
+}
+
+static void stream_any(const stream_taps *taps, const stream_side *x, const stream_side *out, int64_t n_steps, int n, int W, int silu, int32_t dtype) {
+  if (dtype == KRAIT_F32) {
+    if (W == 4 && silu) stream_steps(taps, *x, *out, n_steps, n, 4, 1, KRAIT_F32, KRAIT_F32);
+    else if (W == 4) stream_steps(taps, *x, *out, n_steps, n, 4, 0, KRAIT_F32, KRAIT_F32);
+    else stream_steps(taps, *x, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_F32);
+  } else if (dtype == KRAIT_F16) {
+    if (W == 4) stream_steps(taps, *x, *out, n_steps, n, 4, silu, KRAIT_F16, KRAIT_F16);
+    else stream_steps(taps, *x, *out, n_steps, n, W, silu, KRAIT_F16, KRAIT_F16);
+  } else {
+    if (W == 4) stream_steps(taps, *x, *out, n_steps, n, 4, silu, KRAIT_BF16, KRAIT_BF16);
+    else stream_steps(taps, *x, *out, n_steps, n, W, silu, KRAIT_BF16, KRAIT_BF16);
+  }
+}
+
+/* The first steps, whose taps reach before the sequence: through a float copy of what they see. */
+static void stream_head(const krait_causal_conv1d_args *a, const stream_taps *taps, int64_t b, int64_t d0, int n, stream_side x, const stream_side *out, int n_steps) {
+  float seen[2 * MAX_W][STREAM];
+  const int keep = (int)a->W - 1;
+  for (int k = 0; k < keep; k++)
+    for (int i = 0; i < n; i++) seen[k][i] = initial_input(a, b, d0 + i, k);
+  for (int k = 0; k < n_steps; k++) kr_row_load(seen[keep + k], x.data, a->x.dtype, x.at + k * x.step, 1, n);
+  stream_side from = {seen, keep * STREAM, STREAM};
+  const int W = keep + 1, silu = a->activation;
+  if (a->x.dtype == KRAIT_F32) stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_F32);
+  else if (a->x.dtype == KRAIT_F16) stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_F16);
+  else stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_BF16);
+}
+
+static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+  const int keep = (int)a->W - 1;
+  for (int k = 0; kr_has(&a->final_states) && k < keep; k++) {
+    const int64_t t = a->L - keep + k;
+    for (int i = 0; i < n; i++) {
+      double value = t < 0 ? initial_input(a, b, d0 + i, keep + t) : kr_get(&a->x, kr_at3(&a->x, b, d0 + i, is_reverse(a) ? a->L - 1 - t : t));
+      kr_put(&a->final_states, kr_at3(&a->final_states, b, d0 + i, k), value);
+    }
+  }
+}
+
+static void stream_item(const stream *s, int64_t b, int64_t chunk, int64_t block) {
+  const krait_causal_conv1d_args *a = s->a;
+  stream_taps taps;
+  const int64_t d0 = block * STREAM, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1, start = is_reverse(a) ? a->L - 1 - first : first;
+  const int n = (int)(a->D - d0 < STREAM ? a->D - d0 : STREAM), W = (int)a->W;
+  int64_t n_steps = left < s->chunk ? left : s->chunk;
+  for (int k = 0; k < W; k++) kr_row_load(taps.weight[k], a->weight.data, a->weight.dtype, kr_at2(&a->weight, d0, k), a->weight.stride[0], n);
+  if (kr_has(&a->bias)) kr_row_load(taps.bias, a->bias.data, a->bias.dtype, kr_at1(&a->bias, d0), a->bias.stride[0], n);
+  else memset(taps.bias, 0, sizeof taps.bias);
+  stream_side x = {a->x.data, kr_at3(&a->x, b, d0, start), sign * a->x.stride[2]}, out = {a->out.data, kr_at3(&a->out, b, d0, start), sign * a->out.stride[2]};
+  if (chunk == 0) {
+    const int head = (int)(n_steps < W - 1 ? n_steps : W - 1);
+    stream_head(a, &taps, b, d0, n, x, &out, head);
+    x.at += head * x.step, out.at += head * out.step, n_steps -= head;
+  }
+  stream_any(&taps, &x, &out, n_steps, n, W, a->activation, a->x.dtype);
+  if (chunk == s->n_chunks - 1) stream_final(a, b, d0, n);
+}
+
+static void stream_items(void *user, int64_t begin, int64_t end, int worker) {
+  const stream *s = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) stream_item(s, i / s->n_blocks / s->n_chunks, i / s->n_blocks % s->n_chunks, i % s->n_blocks);
+}
+
+static stream plan_stream(const krait_ctx *ctx, const krait_causal_conv1d_args *a) {
+  stream s = {a, CHUNK, (a->L + CHUNK - 1) / CHUNK, (a->D + STREAM - 1) / STREAM};
+  while (s.chunk > LEAST_CHUNK && a->B * s.n_chunks * s.n_blocks < 4 * krait_ctx_n_threads(ctx)) {
+    s.chunk /= 2;
+    s.n_chunks = (a->L + s.chunk - 1) / s.chunk;
+  }
+  return s;
+}
+
 int32_t KR_FN(kr_causal_conv1d)(const krait_ctx *ctx, const void *args) {
   const krait_causal_conv1d_args *a = args;
   run r = {a, RANGE, 0};
   int in_time = a->x.stride[2] == 1 && a->out.stride[2] == 1 && !kr_has(&a->seq_idx);
   if (in_time && !(a->x.stride[1] == 1 && a->D >= a->L)) {
     kr_parallel(ctx, a->B * a->D, a->L > 0 ? 1 + 16384 / a->L : 1, filter_rows, &r);
+    return KRAIT_OK;
+  }
+  if (a->x.stride[1] == 1 && a->out.stride[1] == 1 && !kr_has(&a->seq_idx) && a->x.data != a->out.data && a->L > 0) {
+    stream s = plan_stream(ctx, a);
+    kr_parallel(ctx, a->B * s.n_chunks * s.n_blocks, 1, stream_items, &s);
     return KRAIT_OK;
   }
   int64_t items = 2 * krait_ctx_n_threads(ctx);

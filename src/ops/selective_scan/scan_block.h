@@ -114,7 +114,7 @@ static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {
   kr_v largest = kr_v_zero();
   for (int i = 0; i < n; i++) {
     kr_v value = kr_v_add(kr_v_load(dt + i * KR_VL), bias);
-    if (softplus) value = kr_v_softplus(value);
+    if (softplus) value = kr_v_softplus_fast(value);
     kr_v_store(dt + i * KR_VL, value);
     largest = kr_v_max(kr_v_abs(value), largest);
   }

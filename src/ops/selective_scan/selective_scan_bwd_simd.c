@@ -1,6 +1,6 @@
 /* selective_scan_bwd_simd.c: the scan's gradient with channels across lanes (scan_block.h). An item walks its sequences
- * once forwards, keeping the states at tile boundaries; then tile by tile backwards, where each tile is replayed with all
- * its states and decays kept, and swept from its end. dB and dC gather per lane over the blocks of an item and are added
+ * once forwards, keeping the states at the start of every stretch, a tile or a half of one; then stretch by stretch backwards,
+ * where each is replayed with all its states and decays kept in the first cache, and swept from its end. dB and dC gather per lane over the blocks of an item and are added
  * across lanes once per tile. Items are cut by the shape alone, partial sums are added in one order: the result does
  * not depend on threads. */
 #include "contract.h"
@@ -20,7 +20,8 @@ typedef struct run {
   int64_t blocks;                  /* of a whole range */
   int64_t record, n_records;       /* floats of a block's sums; chunks x blocks */
   int64_t shared;                  /* floats of dB (and of dC) by range; 0 where items write them themselves */
-  int64_t n_tiles, work;           /* of the longest sequence; floats of a work area */
+  int64_t stretch;                 /* steps that are replayed at once; divides a tile */
+  int64_t n_stretches, work;       /* of the longest sequence; floats of a work area */
   float *sums, *shared_B, *shared_C, *works;
 } run;
 
@@ -37,11 +38,11 @@ static int64_t sum_offset(const run *r, int which) {
 }
 
 static int64_t work_floats(const run *r) {
-  int64_t N = r->p.in.N, tile = r->p.tile, states = whole_lines(r->blocks * N * KR_VL);
+  int64_t N = r->p.in.N, tile = r->p.tile, stretch = r->stretch, states = whole_lines(r->blocks * N * KR_VL);
   int64_t constants = has_flag(r, KRAIT_SCAN_B_CONSTANT) + has_flag(r, KRAIT_SCAN_C_CONSTANT);
-  int64_t kept = whole_lines((tile + 1) * N * KR_VL) + whole_lines(tile * N * KR_VL) * 3 + whole_lines(N * KR_VL);
+  int64_t kept = whole_lines((stretch + 1) * N * KR_VL) + whole_lines(stretch * N * KR_VL) + whole_lines(tile * N * KR_VL) * 2 + whole_lines(N * KR_VL);
   int64_t both = has_flag(r, KRAIT_SCAN_BOTH) ? 3 * whole_lines(r->blocks * KR_VL * r->p.in.L) : 0;
-  return states * (3 + constants) + whole_lines(r->n_tiles * r->blocks * N * KR_VL) + kept + both + 2 * whole_lines(r->blocks * KR_VL) +
+  return states * (3 + constants) + whole_lines(r->n_stretches * r->blocks * N * KR_VL) + kept + both + 2 * whole_lines(r->blocks * KR_VL) +
          whole_lines(r->blocks) + 2 * whole_lines(tile * r->p.pitch) + 9 * whole_lines(tile * KR_VL) + whole_lines(tile);
 }
 
@@ -65,7 +66,8 @@ static run plan_run(const bwd_args *a) {
   r.blocks = r.p.range / KR_VL;
   r.n_records = r.n_chunks * in.G * r.p.n_ranges * r.blocks;
   r.record = whole_lines(sum_offset(&r, SUM_BIAS) + KR_VL);
-  r.n_tiles = (in.L + r.p.tile - 1) / r.p.tile;
+  r.stretch = r.p.tile == KR_VL && KR_VL > 8 ? KR_VL / 2 : r.p.tile; /* whole vectors of steps are read, half of them fit the first cache */
+  r.n_stretches = (in.L + r.stretch - 1) / r.stretch;
   if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = whole_lines(in.B * in.G * r.p.n_ranges * in.L * r.p.pitch);
   r.work = work_floats(&r);
   float *scratch = a->call.scratch;
@@ -89,7 +91,7 @@ typedef struct item {
   const run *r;
   scan_walk w;
   int64_t row, g, range_index, d0, n_channels, n_blocks;
-  float *A, *B, *C, *carry, *x, *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per tile */
+  float *A, *B, *C, *carry, *x, *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per stretch */
   float *bias, *skip, *size;                  /* [block][lane], [block][lane], [block] */
   float *states, *decays, *gather_B, *gather_C, *tile_dA; /* [step + 1][n][lane], [step][n][lane] three times, [n][lane] */
   float *matrix_B, *matrix_C;                 /* [step][pitch] */
@@ -107,9 +109,9 @@ static void cut_work(item *it, float *scratch) {
   it->x = cut(&scratch, states);
   it->B = has_flag(r, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
   it->C = has_flag(r, KRAIT_SCAN_C_CONSTANT) ? cut(&scratch, states) : NULL;
-  it->checkpoints = cut(&scratch, r->n_tiles * states);
-  it->states = cut(&scratch, steps * N + N * KR_VL);
-  it->decays = cut(&scratch, steps * N);
+  it->checkpoints = cut(&scratch, r->n_stretches * states);
+  it->states = cut(&scratch, (r->stretch + 1) * N * KR_VL);
+  it->decays = cut(&scratch, r->stretch * N * KR_VL);
   it->gather_B = cut(&scratch, steps * N);
   it->gather_C = cut(&scratch, steps * N);
   it->tile_dA = cut(&scratch, N * KR_VL);
@@ -320,24 +322,30 @@ static void sweep(const core *c, const unsigned char *marks, int n, int constant
 
 /* ---- a block's tile ---- */
 
-static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C) {
-  const int64_t part = part_of(it, block), N = it->r->p.in.N;
-  return (core){.dt = it->dt, .du = it->du, .g = it->g_out, .A = it->A + part, .B = it->B ? it->B + part : B->data, .C = it->C ? it->C + part : C->data,
-                .B_pitch = B->pitch, .C_pitch = C->pitch, .N = N, .x = it->x + part, .states = it->states, .decays = it->decays, .y = it->y,
-                .carry = it->carry + part, .dA = it->tile_dA, .q = it->q, .rest = it->rest,
-                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B, .gather_B_pitch = it->B ? 0 : N * KR_VL,
-                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C, .gather_C_pitch = it->C ? 0 : N * KR_VL};
+/* Steps `at` and after of the tile. */
+static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int at) {
+  const int64_t part = part_of(it, block), N = it->r->p.in.N, from = at * KR_VL;
+  return (core){.dt = it->dt + from, .du = it->du + from, .g = it->g_out + from, .A = it->A + part, .B = it->B ? it->B + part : B->data + at * B->pitch,
+                .C = it->C ? it->C + part : C->data + at * C->pitch, .B_pitch = B->pitch, .C_pitch = C->pitch, .N = N, .x = it->x + part,
+                .states = it->states, .decays = it->decays, .y = it->y + from, .carry = it->carry + part, .dA = it->tile_dA, .q = it->q + from, .rest = it->rest + from,
+                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from * N, .gather_B_pitch = it->B ? 0 : N * KR_VL,
+                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from * N, .gather_C_pitch = it->C ? 0 : N * KR_VL};
 }
 
-static void walk_tile(const core *c, const item *it, int n, int near, int keep, int with_y) {
+static void walk_steps(const core *c, const item *it, const unsigned char *marks, int n, int near, int keep, int with_y) {
   const int constant_B = it->B != NULL, constant_C = it->C != NULL;
   for (int i = 0; i < n;) {
-    int end = next_restart(it->marks, i, n), from = i;
-    if (it->marks[i] & STEP_RESTARTS) restart_step(c, from++, keep, constant_B, constant_C);
+    int end = next_restart(marks, i, n), from = i;
+    if (marks[i] & STEP_RESTARTS) restart_step(c, from++, keep, constant_B, constant_C);
     if (keep) replay_steps(c, from, end, near, constant_B, constant_C, with_y);
     else advance_steps(c, from, end, near, constant_B);
     i = end;
   }
+}
+
+static float *checkpoint_of(const item *it, int64_t block, int64_t step) {
+  const int64_t row = it->r->p.in.N * KR_VL;
+  return it->checkpoints + (step / it->r->stretch * it->r->blocks + block) * row;
 }
 
 static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
@@ -403,11 +411,14 @@ static void sweep_block(item *it, int64_t block, const scan_shared *B, const sca
   int near = read_steps(it, block, i0, n);
   read_gradients(it, block, i0, n);
   prefetch_views(it, block + 1, i0, n, 1);
-  core c = core_of(it, block, B, C);
-  memcpy(it->states, it->checkpoints + i0 / it->r->p.tile * it->r->blocks * row + block * row, (size_t)row * sizeof(float));
-  walk_tile(&c, it, n, near, 1, kr_has(&it->r->a->dz));
   memset(it->tile_dA, 0, (size_t)row * sizeof(float));
-  sweep(&c, it->marks, n, it->B != NULL, it->C != NULL);
+  for (int stretch = (int)it->r->stretch, at = (n - 1) / stretch * stretch; at >= 0; at -= stretch) {
+    const int some = n - at < stretch ? n - at : stretch;
+    core c = core_of(it, block, B, C, at);
+    memcpy(it->states, checkpoint_of(it, block, i0 + at), (size_t)row * sizeof(float));
+    walk_steps(&c, it, it->marks + at, some, near, 1, kr_has(&it->r->a->dz));
+    sweep(&c, it->marks + at, some, it->B != NULL, it->C != NULL);
+  }
   add_floats(sum_of(it, block, sum_A), it->tile_dA, row);
   direction_terms(it, n);
   if (turn) exchange_terms(it, block, i0, n, turn == 1);
@@ -456,21 +467,27 @@ static void read_both(item *it, int64_t i0, int n, scan_shared *B, scan_shared *
   mark_steps(&p->in, &it->w, i0, n, it->marks);
 }
 
+/* Keeps the states before each stretch of the tile; the last stretch of the sequence is replayed at once. */
+static void walk_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n) {
+  const int stretch = (int)it->r->stretch;
+  const int64_t row = it->r->p.in.N * KR_VL;
+  const int near = i0 + stretch < it->w.n ? read_steps(it, block, i0, n) : 0;
+  prefetch_views(it, block + 1, i0, n, 0);
+  for (int at = 0; at < n; at += stretch) {
+    memcpy(checkpoint_of(it, block, i0 + at), it->x + part_of(it, block), (size_t)row * sizeof(float));
+    if (i0 + at + stretch >= it->w.n) return;
+    core c = core_of(it, block, B, C, at);
+    walk_steps(&c, it, it->marks + at, stretch, near, 0, 0);
+  }
+}
+
 static void walk_forwards(item *it) {
   const scan_plan *p = &it->r->p;
-  const int64_t row = p->in.N * KR_VL;
   for (int64_t i0 = 0; i0 < it->w.n; i0 += p->tile) {
     int n = (int)(it->w.n - i0 < p->tile ? it->w.n - i0 : p->tile);
-    memcpy(it->checkpoints + i0 / p->tile * it->r->blocks * row, it->x, (size_t)(it->n_blocks * row) * sizeof(float));
-    if (i0 + n == it->w.n) return; /* the last tile is replayed at once */
     scan_shared B, C;
     read_both(it, i0, n, &B, &C);
-    for (int64_t k = 0; k < it->n_blocks; k++) {
-      int near = read_steps(it, k, i0, n);
-      prefetch_views(it, k + 1, i0, n, 0);
-      core c = core_of(it, k, &B, &C);
-      walk_tile(&c, it, n, near, 0, 0);
-    }
+    for (int64_t k = 0; k < it->n_blocks; k++) walk_block(it, k, &B, &C, i0, n);
   }
 }
 

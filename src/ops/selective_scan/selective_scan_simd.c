@@ -134,7 +134,7 @@ KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const f
   for (int i = 0; i < n * KR_VL; i += KR_VL) {
     kr_v value = kr_v_fma(skip, kr_v_load(u + i), kr_v_load(y + i));
     if (other) value = kr_v_add(value, kr_v_load(other + i));
-    kr_v_store(y + i, gated ? kr_v_mul(value, kr_v_silu(kr_v_load(z + i))) : value);
+    kr_v_store(y + i, gated ? kr_v_mul(value, kr_v_silu_fast(kr_v_load(z + i))) : value);
   }
 }
 
