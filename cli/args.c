@@ -158,12 +158,22 @@ int kr_device_parse(const char *text, int32_t *device) {
   return *end || index > 1023 ? -1 : 0;
 }
 
+int kr_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask) {
+  uint64_t by_caps = KRAIT_CAPS_ALL, by_tier = KRAIT_CAPS_ALL;
+  int32_t status = caps ? krait_caps_parse(caps, &by_caps) : KRAIT_OK;
+  if (status == KRAIT_OK && tier) status = krait_tier_parse(tier, &by_tier);
+  *mask = caps || tier ? by_caps & by_tier : 0;
+  return status < 0 ? kr_report(verb, status) + 1 : -1;
+}
+
 int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
-  krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads};
+  krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads, .fallback = run->no_fallback ? KRAIT_FALLBACK_NEVER : KRAIT_FALLBACK_DEFAULT};
   if (kr_device_parse(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N",
                                                                                 run->device);
-  int32_t status = run->caps ? krait_caps_parse(run->caps, &options.caps_mask) : KRAIT_OK;
-  if (status == KRAIT_OK) status = krait_ctx_open(&options, ctx);
+  int exit_status = kr_mask_parse(verb, run->caps, run->tier, &options.caps_mask);
+  if (exit_status >= 0) return exit_status;
+  if (run->tier && options.device == KRAIT_DEVICE_AUTO) options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
+  int32_t status = krait_ctx_open(&options, ctx);
   return status < 0 ? kr_report(verb, status) + 1 : -1;
 }
 

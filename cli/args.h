@@ -42,13 +42,20 @@ int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand)
 
 /* Where and how to compute, for every verb that computes: put KR_RUN_OPTIONS(&run) into its table. */
 typedef struct kr_run {
-  const char *device, *caps; /* NULL: automatic, all */
-  int64_t n_threads;         /* 0: every core */
+  const char *device, *tier, *caps; /* NULL: automatic, the best, all */
+  int64_t n_threads;                /* 0: every core */
+  int no_fallback;
 } kr_run;
 #define KR_RUN_OPTIONS(run)                                                                                                \
   KR_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),                              \
   KR_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"),                      \
-  KR_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)")
+  KR_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)"),    \
+  KR_TIER_OPTION(&(run)->tier),                                                                                             \
+  KR_SWITCH("no-fallback", 0, &(run)->no_fallback, "stop with an error instead of taking a slower device, tier or row")
+/* For verbs that choose a device in their own way. */
+#define KR_TIER_OPTION(tier) KR_TEXT("tier", 0, "NAME", tier, "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
+/* -1: *mask has only what both texts (NULL: all) allow, 0 without any; otherwise the exit status 2. */
+int kr_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
 /* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
 int kr_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */

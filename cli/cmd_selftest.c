@@ -28,18 +28,20 @@ static void take_line(void *user, const krait_selftest_line *line) {
 
 int cmd_selftest(int argc, char **argv) {
   int first;
-  const char *name = NULL;
+  const char *name = NULL, *tier = NULL;
+  uint64_t mask;
   int64_t n_cases = 0, seed = 1;
   int32_t device;
   outcome o = {0};
   const kr_option options[] = {KR_TEXT("device", 0, "DEVICE", &name, "cpu, cuda, cuda:N or auto: the CPU and every GPU (default)"), KR_WHOLE("cases", 0, "N", &n_cases, 0, 1e6, "random calls per operator (default: enough, in under a minute)"),
-                               KR_WHOLE("seed", 0, "N", &seed, 0, 1e15, "seed of the random calls"), KR_SWITCH("json", 0, &o.as_json, "print JSON, for a bug report")};
+                               KR_WHOLE("seed", 0, "N", &seed, 0, 1e15, "seed of the random calls"), KR_TIER_OPTION(&tier), KR_SWITCH("json", 0, &o.as_json, "print JSON, for a bug report")};
   const kr_verb verb = {"selftest", "", "Compares every implementation of every operator with the reference, on the machine's own CPU and GPUs. Exit status 1 when a number is wrong.", options, KR_N(options), 0, 0};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (kr_device_parse(name, &device) != 0) return kr_usage_error("selftest", "--device is '%s', not auto, cpu, cuda or cuda:N", name);
+  if ((exit_status = kr_mask_parse("selftest", NULL, tier, &mask)) >= 0) return exit_status;
   o.lines = json_array();
-  int32_t status = krait_selftest(device, n_cases, (uint64_t)seed, take_line, &o);
+  int32_t status = krait_selftest_with(device, mask, n_cases, (uint64_t)seed, take_line, &o);
   json_t *report = json_pack("{s:s, s:o, s:b, s:s}", "version", krait_version(), "rows", o.lines, "ok", status >= 0 && o.n_failures == 0, "error", status < 0 ? krait_error_detail() : "");
   if (o.as_json) json_dumpf(report, stdout, JSON_INDENT(2)), printf("\n");
   json_decref(report);

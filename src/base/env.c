@@ -15,6 +15,7 @@ static int number_of(const char *name) {
 }
 
 const char *kr_env_caps(void) { return text_of("KRAIT_CAPS"); }
+const char *kr_env_tier(void) { return text_of("KRAIT_TIER"); }
 int kr_env_verbose(void) { return number_of("KRAIT_VERBOSE"); }
 const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
 int kr_env_threads(void) { return number_of("KRAIT_THREADS"); }

@@ -3,6 +3,7 @@
 #define KR_ENV_H
 
 const char *kr_env_caps(void);     /* KRAIT_CAPS: as krait_caps_parse; NULL when unset */
+const char *kr_env_tier(void);     /* KRAIT_TIER: as krait_tier_parse; NULL when unset */
 int kr_env_verbose(void);          /* KRAIT_VERBOSE: 0 silent, 1 a line per op call, 2 with refusals */
 const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; NULL when unset */
 int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */

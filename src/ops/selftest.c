@@ -37,8 +37,8 @@ static int32_t test_rows(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, r
   return KRAIT_OK;
 }
 
-static int32_t test_device(int32_t device, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
-  krait_ctx_options options = {.size = sizeof options, .device = device};
+static int32_t test_device(int32_t device, uint64_t mask, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
+  krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = mask};
   krait_ctx *ctx;
   KR_TRY(krait_ctx_open(&options, &ctx));
   int32_t status = test_rows(ctx, n_cases, seed, report, user);
@@ -46,11 +46,15 @@ static int32_t test_device(int32_t device, int64_t n_cases, uint64_t seed, repor
   return status;
 }
 
-int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
-  if (device != KRAIT_DEVICE_AUTO) return test_device(device, n_cases, seed, report, user);
-  KR_TRY(test_device(KRAIT_DEVICE_CPU, n_cases, seed, report, user));
+int32_t krait_selftest_with(int32_t device, uint64_t mask, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
+  if (device != KRAIT_DEVICE_AUTO) return test_device(device, mask, n_cases, seed, report, user);
+  KR_TRY(test_device(KRAIT_DEVICE_CPU, mask, n_cases, seed, report, user));
   int32_t n = 0;
   if (krait_device_count(&n) < 0) return KRAIT_OK; /* no GPU: krait devices says why */
-  for (int32_t i = 0; i < n; i++) KR_TRY(test_device(KRAIT_DEVICE_CUDA(i), n_cases, seed, report, user));
+  for (int32_t i = 0; i < n; i++) KR_TRY(test_device(KRAIT_DEVICE_CUDA(i), mask, n_cases, seed, report, user));
   return KRAIT_OK;
+}
+
+int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
+  return krait_selftest_with(device, 0, n_cases, seed, report, user);
 }

@@ -47,6 +47,20 @@ int32_t krait_caps_parse(const char *text, uint64_t *caps) {
   return KRAIT_OK;
 }
 
+int32_t krait_tier_parse(const char *text, uint64_t *caps) {
+  static const struct {
+    const char *name;
+    uint64_t cap;
+  } tiers[] = {{"base", KRAIT_CAP_CUDA_BASE}, {"ampere", KRAIT_CAP_CUDA_AMPERE}, {"hopper", KRAIT_CAP_CUDA_HOPPER}};
+  KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
+    if (strcmp(tiers[i].name, text) == 0) {
+      *caps = (KRAIT_CAPS_ALL & ~kr_device_tiers) | tiers[i].cap;
+      return KRAIT_OK;
+    }
+  return kr_fail(KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, ampere or hopper", text);
+}
+
 size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes) {
   size_t used = 0;
   if (text_bytes) text[0] = 0;
@@ -73,7 +87,11 @@ static int32_t fallback_policy(int32_t asked, int32_t *policy) {
 
 static int32_t wanted_caps(uint64_t mask, uint64_t *wanted) {
   *wanted = mask ? mask | KRAIT_CAP_CPU : KRAIT_CAPS_ALL;
-  if (!mask && kr_env_caps()) KR_TRY(krait_caps_parse(kr_env_caps(), wanted));
+  if (mask) return KRAIT_OK;
+  uint64_t tier = KRAIT_CAPS_ALL;
+  if (kr_env_caps()) KR_TRY(krait_caps_parse(kr_env_caps(), wanted));
+  if (kr_env_tier()) KR_TRY(krait_tier_parse(kr_env_tier(), &tier));
+  *wanted &= tier;
   return KRAIT_OK;
 }
 
@@ -107,10 +125,9 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
 }
 
 static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted) {
-  const uint64_t tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
   KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0), KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
   ctx->device = KRAIT_DEVICE_CPU;
-  if (device == KRAIT_DEVICE_AUTO && wanted & tiers) KR_TRY(open_first_gpu(ctx, wanted));
+  if (device == KRAIT_DEVICE_AUTO && wanted & kr_device_tiers) KR_TRY(open_first_gpu(ctx, wanted));
   if (device >= KRAIT_DEVICE_CUDA(0)) {
     KR_TRY(kr_cuda_open(device - KRAIT_DEVICE_CUDA(0), wanted, &ctx->cuda));
     ctx->device = device;
@@ -138,6 +155,10 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
     ctx->pool = kr_pool_open(n_threads > 0 ? n_threads : kr_usable_cores());
     if (!ctx->pool) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for threads");
   }
+  if (status >= 0 && ctx->cuda && policy == KRAIT_FALLBACK_CPU) {
+    const krait_ctx_options cpu = {.size = sizeof cpu, .device = KRAIT_DEVICE_CPU, .caps_mask = wanted, .n_threads = n_threads, .fallback = KRAIT_FALLBACK_WARN};
+    status = krait_ctx_open(&cpu, &ctx->cpu);
+  }
   if (status < 0) krait_ctx_close(&ctx);
   *handle = ctx;
   return status;
@@ -145,6 +166,7 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
 
 void krait_ctx_close(krait_ctx **handle) {
   if (!handle || !*handle) return;
+  krait_ctx_close(&(*handle)->cpu);
   kr_pool_close(&(*handle)->pool);
   kr_cuda_close(&(*handle)->cuda);
   kr_free(*handle);

@@ -15,10 +15,13 @@ struct krait_ctx {
   int verbose;
   kr_pool *pool;
   kr_cuda *cuda; /* NULL on the CPU */
+  krait_ctx *cpu; /* with KRAIT_FALLBACK_CPU on a GPU: where calls run that no row of the GPU takes; else NULL */
   int fell_back; /* asked for the best device, got the CPU because a GPU could not be used */
   atomic_ullong n_calls, n_fallbacks;
   atomic_flag said_fallback;
 };
+
+static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
 
 /* Loops of CPU rows. Outputs must not depend on how the range was cut. */
 static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {

@@ -6,6 +6,7 @@
 
 #include "clock.h"
 #include "log.h"
+#include "round_trip.h"
 #include "status.h"
 
 enum { MAX_ARGS_BYTES = 4096 };
@@ -37,7 +38,8 @@ static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void 
     const char *why = refusal_of(&op->rows[i], ctx, args);
     used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i ? "; " : "", op->rows[i].name, why ? why : "willing");
   }
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row takes this call (%s)", op->name, text);
+  const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back" : "";
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row takes this call (%s)%s", op->name, text, cure);
 }
 
 const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status) {
@@ -51,13 +53,17 @@ const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *a
   return NULL;
 }
 
+/* Whether a call that no row takes goes through the host. */
+static int takes_round_trip(const krait_ctx *ctx, const kr_row *row) { return !row && ctx->cpu; }
+
+/* row is NULL where the call takes the round trip. */
 static int32_t prepare(const kr_op *op, const krait_ctx *ctx, const void *args, void *buffer, const void **complete, const kr_row **row) {
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
   KR_TRY(complete_args(op, args, buffer, complete));
   KR_TRY(op->check(*complete));
   int32_t status = KRAIT_OK;
   *row = kr_op_resolve(op, ctx, *complete, &status);
-  return status;
+  return takes_round_trip(ctx, *row) ? KRAIT_OK : status;
 }
 
 int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
@@ -66,16 +72,14 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   const kr_row *row = NULL;
   KR_CHECK(bytes, KRAIT_ERR_ARGUMENT, "%s: bytes must not be NULL", op->name);
   KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
-  *bytes = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
+  *bytes = row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
   return KRAIT_OK;
 }
-
-static const uint64_t device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
 
 /* The row of a better tier of device code that this call could not take; NULL when it runs on the best that there is. */
 static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx) {
   for (const kr_row *r = op->rows; r < row; r++)
-    if ((r->needs & ctx->caps) == r->needs && (r->needs & device_tiers) > (row->needs & device_tiers)) return r;
+    if ((r->needs & ctx->caps) == r->needs && (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers)) return r;
   return NULL;
 }
 
@@ -92,6 +96,16 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
   return KRAIT_OK;
 }
 
+/* Said once per context and counted, like every fallback; krait_error_detail() holds the rows' refusals. */
+static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
+  krait_ctx *counters = (krait_ctx *)ctx;
+  if (!atomic_flag_test_and_set(&counters->said_fallback))
+    kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)", krait_error_detail());
+  atomic_fetch_add_explicit(&counters->n_calls, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
+  return kr_round_trip(op, ctx, args);
+}
+
 static int32_t run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
   if (!ctx->verbose) return row->run(ctx, args);
   int64_t start = kr_clock_ns();
@@ -105,6 +119,7 @@ int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
   const void *complete = NULL;
   const kr_row *row = NULL;
   KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
+  if (takes_round_trip(ctx, row)) return round_trip(op, ctx, complete);
   const krait_call *call = complete;
   uint64_t needed = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
   KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);

@@ -25,6 +25,19 @@ typedef struct kr_cost {
   double exps;  /* exponentials */
 } kr_cost;
 
+/* The tensors of one call: which view of the args, whether it is read (1) or written (2), its sizes. Absent ones are not listed. */
+enum { KR_MOST_VIEWS = 48 };
+typedef struct kr_view_use {
+  size_t offset;
+  int role, n_dims;
+  int64_t shape[4];
+} kr_view_use;
+typedef struct kr_view_uses {
+  const void *args;
+  int n;
+  kr_view_use list[KR_MOST_VIEWS];
+} kr_view_uses;
+
 typedef struct kr_op {
   const char *name;
   uint32_t args_bytes;
@@ -34,6 +47,7 @@ typedef struct kr_op {
   void (*cost)(const void *args, kr_cost *cost);
   int32_t (*make_case)(struct kr_case *c, int64_t index); /* <op>_check.c */
   int64_t n_cases;
+  void (*views)(kr_view_uses *uses);               /* uses->args is given */
 } kr_op;
 
 #define KR_ROWS(array) (int32_t)(sizeof(array) / sizeof *(array)), (array)

@@ -17,7 +17,7 @@ for verb in verbs:
     check(all(len(line) <= 100 for line in done.stdout.decode().splitlines()), f"{verb} --help: too wide")
     check(verb in sections, f"docs/krait.1 lacks {verb}")
     for option in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", done.stdout.decode(), re.M):
-        common = option in ("--help", "--device", "--threads", "--caps")
+        common = option in ("--help", "--device", "--threads", "--caps", "--tier", "--no-fallback")
         check(option in (manual if common else sections.get(verb, "")), f"docs/krait.1 lacks {verb} {option}")
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
     check_error(usage_error, "'--nonsense'", verb, "--nonsense")
@@ -32,6 +32,7 @@ for bad in ("nan", "x", "1e999"):
     check_error(2, f"--rtol is '{bad}', not a number from", "verify", "a", "b", "--rtol", bad)
 check_error(2, "--device is 'gpu'", "verify", "a", "b", "--device", "gpu")
 check_error(2, "unknown capability 'mmx'", "verify", "a", "b", "--caps", "mmx")
+check_error(2, "unknown tier 'turing'", "verify", "a", "b", "--tier", "turing")
 check_error(1, "-odd.th", "info", "--", "-odd.th")
 check(krait().returncode == 2, "no verb at all")
 finish()

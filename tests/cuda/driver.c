@@ -10,6 +10,7 @@
 
 #include "cuda.h"
 #include "dlib.h"
+#include "driver.h"
 #include "ladder.h"
 #include <krait/ops.h>
 
@@ -136,6 +137,87 @@ static void out_of_memory_says_how_much(void **state) {
   kr_cuda_close(&cuda);
 }
 
+static void sticky_errors_are_told_apart(void **state) {
+  static const struct { int result; int32_t status; } cases[] = {{1, KRAIT_ERR_DRIVER}, {2, KRAIT_ERR_DEVICE_MEMORY}, {209, KRAIT_ERR_DRIVER}, {218, KRAIT_ERR_DRIVER},
+    {600, KRAIT_ERR_DRIVER}, {700, KRAIT_ERR_DEVICE_LOST}, {715, KRAIT_ERR_DEVICE_LOST}, {719, KRAIT_ERR_DEVICE_LOST}, {214, KRAIT_ERR_DEVICE_LOST}, {701, KRAIT_ERR_DRIVER}};
+  const kr_driver *driver;
+  (void)state;
+  assert_int_equal(kr_driver_load(&driver), KRAIT_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(kr_driver_fail(driver, cases[i].result, "testing"), cases[i].status);
+    assert_int_equal(krait_error_native(), cases[i].result);
+    assert_string_equal(krait_error_origin(), "cuda");
+    assert_non_null(strstr(krait_error_detail(), "as the test asked"));
+  }
+}
+
+/* Nothing is asked of the driver for each launch but which context is current, and the launch. */
+static void a_launch_is_two_driver_calls(void **state) {
+  float values[16] = {0};
+  krait_ctx *ctx = NULL;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+  krait_view view = {.data = values, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
+  krait_add_norm_args args = {.call = {.size = sizeof args}, .R = 1, .M = 8, .x = view, .out = view};
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  assert_int_equal(krait_add_norm(ctx, &args), KRAIT_OK); /* loads the kernel */
+  for (int i = 0; i < 3; i++) {
+    fail_at(0, 0);
+    assert_int_equal(krait_add_norm(ctx, &args), KRAIT_OK);
+    assert_true(n_calls() <= 2);
+  }
+  krait_ctx_close(&ctx);
+}
+
+/* gemm has no row for a GPU. out is residual, and A lies backwards. */
+static int32_t run_gemm(int32_t device, int32_t fallback, float *out, krait_ctx_stats *stats) {
+  static const float A[6] = {1, 2, 3, 4, 5, 6}, B[6] = {1, -1, 2, 0.5f, 3, 7};
+  krait_ctx *ctx = NULL;
+  krait_ctx_options options = {.size = sizeof options, .device = device, .n_threads = 1, .fallback = fallback};
+  krait_gemm_args args = {.call = {.size = sizeof args}, .M = 2, .N = 2, .K = 3, .A = {.data = (void *)(A + 5), .stride = {-3, -1}}, .Bmat = {.data = (void *)B, .stride = {2, 1}},
+    .residual = {.data = out, .stride = {3, 1}}, .out = {.data = out, .stride = {3, 1}}};
+  uint64_t scratch_bytes = 1;
+  int32_t status = krait_ctx_open(&options, &ctx);
+  if (status >= 0) status = krait_gemm_scratch_bytes(ctx, &args, &scratch_bytes);
+  void *scratch = malloc(scratch_bytes + 1);
+  args.call.scratch = scratch, args.call.scratch_bytes = scratch_bytes;
+  if (status >= 0) status = krait_gemm(ctx, &args);
+  if (ctx) krait_ctx_read_stats(ctx, stats);
+  krait_ctx_close(&ctx);
+  free(scratch);
+  return status;
+}
+
+static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **state) {
+  krait_ctx_stats stats = {.size = sizeof stats};
+  float want[6] = {1, 2, 99, 3, 4, 99}, got[6] = {1, 2, 99, 3, 4, 99};
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_WARN, got, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "KRAIT_FALLBACK=cpu copies"));
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_NEVER, got, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_null(strstr(krait_error_detail(), "KRAIT_FALLBACK=cpu"));
+  assert_float_equal(got[0], 1, 0);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CPU, 0, want, &stats), KRAIT_OK);
+  assert_int_equal(stats.n_fallbacks, 0);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_CPU, got, &stats), KRAIT_OK);
+  assert_int_equal(stats.n_fallbacks, 1);
+  assert_int_equal(stats.n_calls, 1);
+  assert_memory_equal(got, want, sizeof got);
+  const long n = n_calls();
+  int n_failed = 0;
+  for (long i = 1; i <= n; i++) {
+    fail_at(i, 2);
+    n_failed += run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_CPU, got, &stats) < 0;
+    assert_int_equal(n_held(), 0);
+  }
+  fail_at(0, 0);
+  assert_true(n_failed > 5);
+}
+
 int main(int argc, char **argv) {
   const char *why;
   if (argc < 2) return 2;
@@ -147,6 +229,7 @@ int main(int argc, char **argv) {
   *(void **)&n_calls = kr_dlib_find(fake, "fake_cuda_calls");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
-                                     cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much)};
+                                     cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much),
+                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,6 +53,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_ref, NULL},
 };
 
-const kr_op kr_op_causal_conv1d = {"causal_conv1d", sizeof(krait_causal_conv1d_args), KR_ROWS(rows), check_args, count_cost, kr_causal_conv1d_case, 400};
+const kr_op kr_op_causal_conv1d = {"causal_conv1d", sizeof(krait_causal_conv1d_args), KR_ROWS(rows), check_args, count_cost, kr_causal_conv1d_case, 400, kr_causal_conv1d_views};
 
 KR_OP_FUNCTIONS(causal_conv1d)

@@ -42,6 +42,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_bwd_ref, kr_causal_conv1d_bwd_ref_scratch},
 };
 
-const kr_op kr_op_causal_conv1d_bwd = {"causal_conv1d_bwd", sizeof(krait_causal_conv1d_bwd_args), KR_ROWS(rows), check_args, count_cost, kr_causal_conv1d_bwd_case, 300};
+const kr_op kr_op_causal_conv1d_bwd = {"causal_conv1d_bwd", sizeof(krait_causal_conv1d_bwd_args), KR_ROWS(rows), check_args, count_cost, kr_causal_conv1d_bwd_case, 300, kr_causal_conv1d_bwd_views};
 
 KR_OP_FUNCTIONS(causal_conv1d_bwd)

@@ -50,7 +50,7 @@ static const kr_row update_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_update_ref, kr_causal_conv1d_update_ref_scratch},
 };
 
-const kr_op kr_op_causal_conv1d_update = {"causal_conv1d_update", sizeof(krait_causal_conv1d_update_args), KR_ROWS(update_rows), check_update, count_update, kr_causal_conv1d_update_case, 300};
+const kr_op kr_op_causal_conv1d_update = {"causal_conv1d_update", sizeof(krait_causal_conv1d_update_args), KR_ROWS(update_rows), check_update, count_update, kr_causal_conv1d_update_case, 300, kr_causal_conv1d_update_views};
 
 static int32_t check_varlen(const void *args) {
   static const char op[] = "causal_conv1d_varlen_states";
@@ -77,7 +77,7 @@ static const kr_row varlen_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL},
 };
 
-const kr_op kr_op_causal_conv1d_varlen_states = {"causal_conv1d_varlen_states", sizeof(krait_causal_conv1d_varlen_states_args), KR_ROWS(varlen_rows), check_varlen, count_varlen, kr_causal_conv1d_varlen_states_case, 60};
+const kr_op kr_op_causal_conv1d_varlen_states = {"causal_conv1d_varlen_states", sizeof(krait_causal_conv1d_varlen_states_args), KR_ROWS(varlen_rows), check_varlen, count_varlen, kr_causal_conv1d_varlen_states_case, 60, kr_causal_conv1d_varlen_states_views};
 
 KR_OP_FUNCTIONS(causal_conv1d_update)
 KR_OP_FUNCTIONS(causal_conv1d_varlen_states)

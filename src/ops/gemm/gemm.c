@@ -59,6 +59,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
 };
 
-const kr_op kr_op_gemm = {"gemm", sizeof(krait_gemm_args), KR_ROWS(rows), check_args, count_cost, kr_gemm_case, 500};
+const kr_op kr_op_gemm = {"gemm", sizeof(krait_gemm_args), KR_ROWS(rows), check_args, count_cost, kr_gemm_case, 500, kr_gemm_views};
 
 KR_OP_FUNCTIONS(gemm)

@@ -124,8 +124,8 @@ static const kr_row bwd_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_ref, kr_mamba_inner_bwd_ref_scratch},
 };
 
-const kr_op kr_op_mamba_inner = {"mamba_inner", sizeof(krait_mamba_inner_args), KR_ROWS(rows), check_args, count_cost, kr_mamba_inner_case, 200};
-const kr_op kr_op_mamba_inner_bwd = {"mamba_inner_bwd", sizeof(krait_mamba_inner_bwd_args), KR_ROWS(bwd_rows), check_bwd_args, count_bwd_cost, kr_mamba_inner_bwd_case, 150};
+const kr_op kr_op_mamba_inner = {"mamba_inner", sizeof(krait_mamba_inner_args), KR_ROWS(rows), check_args, count_cost, kr_mamba_inner_case, 200, kr_mamba_inner_views};
+const kr_op kr_op_mamba_inner_bwd = {"mamba_inner_bwd", sizeof(krait_mamba_inner_bwd_args), KR_ROWS(bwd_rows), check_bwd_args, count_bwd_cost, kr_mamba_inner_bwd_case, 150, kr_mamba_inner_bwd_views};
 
 KR_OP_FUNCTIONS(mamba_inner)
 KR_OP_FUNCTIONS(mamba_inner_bwd)

@@ -81,8 +81,8 @@ static const kr_row bwd_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_add_norm_bwd_ref, kr_add_norm_bwd_ref_scratch},
 };
 
-const kr_op kr_op_add_norm = {"add_norm", sizeof(krait_add_norm_args), KR_ROWS(rows), check_args, count_cost, kr_add_norm_case, 200};
-const kr_op kr_op_add_norm_bwd = {"add_norm_bwd", sizeof(krait_add_norm_bwd_args), KR_ROWS(bwd_rows), check_bwd_args, count_bwd_cost, kr_add_norm_bwd_case, 200};
+const kr_op kr_op_add_norm = {"add_norm", sizeof(krait_add_norm_args), KR_ROWS(rows), check_args, count_cost, kr_add_norm_case, 200, kr_add_norm_views};
+const kr_op kr_op_add_norm_bwd = {"add_norm_bwd", sizeof(krait_add_norm_bwd_args), KR_ROWS(bwd_rows), check_bwd_args, count_bwd_cost, kr_add_norm_bwd_case, 200, kr_add_norm_bwd_views};
 
 KR_OP_FUNCTIONS(add_norm)
 KR_OP_FUNCTIONS(add_norm_bwd)

@@ -81,6 +81,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},
 };
 
-const kr_op kr_op_selective_scan = {"selective_scan", sizeof(krait_selective_scan_args), KR_ROWS(rows), check_args, count_cost, kr_selective_scan_case, 500};
+const kr_op kr_op_selective_scan = {"selective_scan", sizeof(krait_selective_scan_args), KR_ROWS(rows), check_args, count_cost, kr_selective_scan_case, 500, kr_selective_scan_views};
 
 KR_OP_FUNCTIONS(selective_scan)

@@ -56,6 +56,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_bwd_ref, kr_selective_scan_bwd_ref_scratch},
 };
 
-const kr_op kr_op_selective_scan_bwd = {"selective_scan_bwd", sizeof(krait_selective_scan_bwd_args), KR_ROWS(rows), check_args, count_cost, kr_selective_scan_bwd_case, 300};
+const kr_op kr_op_selective_scan_bwd = {"selective_scan_bwd", sizeof(krait_selective_scan_bwd_args), KR_ROWS(rows), check_args, count_cost, kr_selective_scan_bwd_case, 300, kr_selective_scan_bwd_views};
 
 KR_OP_FUNCTIONS(selective_scan_bwd)

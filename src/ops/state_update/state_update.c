@@ -51,6 +51,6 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_state_update_ref, NULL},
 };
 
-const kr_op kr_op_state_update = {"state_update", sizeof(krait_state_update_args), KR_ROWS(rows), check_args, count_cost, kr_state_update_case, 300};
+const kr_op kr_op_state_update = {"state_update", sizeof(krait_state_update_args), KR_ROWS(rows), check_args, count_cost, kr_state_update_case, 300, kr_state_update_views};
 
 KR_OP_FUNCTIONS(state_update)

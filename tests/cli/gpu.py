@@ -1,0 +1,39 @@
+"""--device, --tier and --no-fallback on machines whose driver is broken, old or absent: a fake driver library. Usage: gpu.py KRAIT FAKE."""
+import json
+import os
+import sys
+
+from run import check, check_error, finish, krait
+
+FAKE = sys.argv[2]
+
+
+def machine(library=FAKE, **settings):
+    tell = ",".join(f"{k}={v}" for k, v in settings.items())
+    return dict(os.environ, KRAIT_LIBCUDA=library, KR_FAKE_CUDA=tell)
+
+
+broken = {"no driver": (machine("/no/such/libcuda.so"), "no NVIDIA driver"), "init fails": (machine(init=999), "as the test asked"),
+          "no visible GPU": (machine(init=100), "CUDA_VISIBLE_DEVICES"), "no GPU": (machine(count=0), "no GPU"),
+          "old driver": (machine(version=8000), "CUDA 8.0"), "old GPU": (machine(capability=35), "older" if "cuda_base" in krait("info").stdout.decode() else "")}
+for name, (env, words) in broken.items():
+    run = ("bench", "primeknet", "--frames", "8", "--runs", "1")
+    check_error(2, words, *run, "--device", "cuda", env=env)
+    check_error(2, words, *run, "--no-fallback", env=env)
+    check_error(2, words, *run, "--tier", "base", env=env)
+    done = krait(*run, env=env)
+    check(done.returncode == 0, f"{name}: the CPU does not run: {done.stderr.decode()}")
+    said = done.stderr.decode()
+    check(words in said and said.count("\n") == 1 if name != "no driver" else said == "", f"{name}: said {said!r}")
+    listed = json.loads(krait("devices", "--json", env=env).stdout)
+    check(listed["why_none"] or name == "old GPU", f"{name}: {listed}")
+tiers = json.loads(krait("devices", "--json", env=machine(capability=80)).stdout)["devices"][0]["tiers"]
+if "ampere" in tiers:  # a build with device code
+    check_error(2, "hopper: not in this build", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
+    check_error(2, "the device is older", "bench", "primeknet", "--tier", "ampere", env=machine(capability=75))
+    for env, row in ((machine(capability=80), "cuda_ampere"), (dict(machine(capability=80), KRAIT_TIER="base"), "cuda_base")):
+        rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", env=env).stdout)["rows"]
+        check(rows and rows[0]["row"] == row, f"{row} is not the first: {rows[:1]}")
+    rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", "--tier", "base", env=machine(capability=80)).stdout)["rows"]
+    check({r["row"] for r in rows} == {"cuda_base"}, f"--tier base ran {rows}")
+finish()
