@@ -178,7 +178,7 @@ static int32_t planted_run(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row planted_rows[] = {{"cuda_base", 0, NULL, planted_run, NULL}, {"ref", KRAIT_CAP_CPU, NULL, planted_reference, NULL}};
-static const kr_op planted_op = {"planted", sizeof(planted_args), KR_ROWS(planted_rows), planted_contract, NULL, make_planted, 20};
+static const kr_op planted_op = {"planted", sizeof(planted_args), KR_ROWS(planted_rows), planted_contract, NULL, make_planted, 20, NULL};
 
 /* In a child: its exit status (1: a wrong result), and what it said. */
 static int run_planted(const char *name, char *said, size_t said_bytes) {
