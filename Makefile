@@ -35,6 +35,9 @@ sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under
 bench: build ## time the scan, its gradient and the convolution beside what this machine can do
 	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op || exit 1; done
 
+gpus: build ## assemble all device code for every GPU architecture (ptxas in PATH, an older one in PTXAS_12) and write docs/GPUS.md
+	@python3 tests/cuda/assemble.py $(BUILD)/src/cuda --write docs/GPUS.md
+
 aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools are absent)
 	@tools/run-aarch64
 
@@ -45,5 +48,5 @@ fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its run
 install: build ## install program, libraries and headers (PREFIX through meson configure)
 	@meson install -C $(BUILD)
 
-.PHONY: help aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
+.PHONY: help gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

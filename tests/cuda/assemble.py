@@ -6,8 +6,12 @@ import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys, t
 
 FLOOR = {"base": 50, "ampere": 80, "hopper": 90}
 ARCHS = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121]
-HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_last|conv_bwd_rows|state_update)")
+NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla M40", 53: "Jetson Nano", 60: "Pascal: Tesla P100", 61: "Pascal: GTX 1080, Tesla P40",
+         62: "Jetson TX2", 70: "Volta: Tesla V100", 72: "Jetson Xavier", 75: "Turing: RTX 2080, T4", 80: "Ampere: A100", 86: "Ampere: RTX 3090, A10", 87: "Jetson Orin",
+         89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
+HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_last|conv_bwd_rows|state_update|norm_[12]$|norm_bwd_1$|conv_update$)")
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
+REGISTERS = re.compile(r"Used (\d+) registers")
 SPILL = re.compile(r"(\d+) bytes spill stores")
 
 
@@ -31,12 +35,14 @@ def takes(path, arch):
 def assemble(job):
     path, ptx, arch = job
     run = subprocess.run([path, f"-arch=sm_{arch}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
-    spills, kernel = {}, None
+    spills, registers, kernel = {}, {}, None
     for line in run.stderr.splitlines():
         kernel = m.group(1) if (m := KERNEL.search(line)) else kernel
         if kernel and (m := SPILL.search(line)) and int(m.group(1)):
             spills[kernel] = int(m.group(1))
-    return ptx, arch, run.returncode, spills, run.stderr.strip()[-300:]
+        if kernel and (m := REGISTERS.search(line)):
+            registers[kernel] = int(m.group(1))
+    return ptx, arch, run.returncode, spills, registers, run.stderr.strip()[-300:]
 
 
 def main():
@@ -44,6 +50,7 @@ def main():
     p.add_argument("ptx_dir")
     p.add_argument("--write")
     p.add_argument("--some", action="store_true", help="the convolution and the state update in bfloat16, for three architectures: quick")
+    p.add_argument("--only", help="modules whose name matches this expression")
     o = p.parse_args()
     found = assemblers()
     if not found:
@@ -53,18 +60,23 @@ def main():
     if not texts:
         print("no PTX in this build: skipped")
         return 77
-    problems, table = [], {}
+    problems, table, assemblies = [], {}, 0
     for release, path in found.items():
         known = [a for a in ARCHS if takes(path, a)]
         if o.some:
             known = [a for a in known if a in (75, 90, 120)]
-        jobs = [(path, t, a) for t in texts for a in known if a >= FLOOR[t.name.split(".")[1]] and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
+        texts_now = [t for t in texts if not (o.only and not re.match(o.only, t.name))]
+        jobs = [(path, t, a) for t in texts_now for a in known if a >= FLOOR[t.name.split(".")[1]] and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for ptx, arch, status, spills, said in pool.map(assemble, jobs):
+            for ptx, arch, status, spills, registers, said in pool.map(assemble, jobs):
                 tier = ptx.name.split(".")[1]
-                row = table.setdefault((arch, tier), dict(modules=0, releases=set(), spills={}))
-                row["modules"] += 1
+                row = table.setdefault((arch, tier), dict(modules=set(), releases=set(), spills={}, registers={}))
+                row["modules"].add(ptx.name)
+                assemblies += 1
                 row["releases"].add(release)
+                for kernel, n in registers.items():
+                    if HOT.search(kernel):
+                        row["registers"][f"{ptx.name.split('.')[0]}:{kernel}"] = n
                 for kernel, n in spills.items():
                     row["spills"][f"{ptx.name.split('.')[0]}:{kernel}"] = n
                     if HOT.search(kernel) and arch >= 70:
@@ -79,13 +91,18 @@ def main():
     lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every PTX text of the folder through ptxas for every",
              "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.", "",
              f"Modules: {', '.join(modules)}.", "",
-             "| architecture | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|"]
+             "| architecture | GPUs | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|---|"]
     for (arch, tier), row in sorted(table.items()):
         spills = ", ".join(f"{k} {n}" for k, n in sorted(row["spills"].items())) or "none"
-        lines.append(f"| sm_{arch} | {tier} | {row['modules']} | {', '.join(sorted(row['releases']))} | {spills} |")
+        lines.append(f"| sm_{arch} | {NAMES.get(arch, '')} | {tier} | {len(row['modules'])} | {', '.join(sorted(row['releases']))} | {spills} |")
+    shown = [k for k in sorted(table) if k[0] in (50, 75, 80, 90, 120)]
+    lines += ["", "Registers of the kernels that most of the time goes to, by architecture and tier (the last ptxas that knows it).", "",
+              "| kernel | " + " | ".join(f"sm_{a} {t}" for a, t in shown) + " |", "|---|" + "---|" * len(shown)]
+    for kernel in sorted({k for key in shown for k in table[key]["registers"]}):
+        lines.append(f"| {kernel} | " + " | ".join(str(table[key]["registers"].get(kernel, "")) for key in shown) + " |")
     if o.write:
         pathlib.Path(o.write).write_text("\n".join(lines) + "\n")
-    print(f"{sum(r['modules'] for r in table.values())} assemblies over {len({a for a, _ in table})} architectures, {len(problems)} problems")
+    print(f"{assemblies} assemblies over {len({a for a, _ in table})} architectures, {len(problems)} problems")
     print("\n".join(problems))
     return 1 if problems else 0
 
