@@ -52,6 +52,8 @@ typedef struct item {
   float *dt, *du, *u, *y;    /* [step][lane] */
   float *sum;                /* [block][time][lane]: the other direction's sums */
   unsigned char marks[MAX_TILE];
+  const float *state;        /* [n][lane] before the first step, where it is not initial_state's; one block */
+  float *total;              /* [2][lane]: the sum of dt, and 0 in every lane once the state restarted, else 1; may be NULL */
 } item;
 
 static int is_set(const item *it, uint32_t flag) { return (it->p->in.flags & flag) != 0; }
@@ -94,7 +96,8 @@ static void begin_direction(item *it, const krait_view *A) {
     it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, log2_e);
     if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
     if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
-    read_states(it->x + part, in->initial_state, it->row, d, lanes, in->N);
+    if (it->state) memcpy(it->x, it->state, (size_t)(in->N * KR_VL) * sizeof *it->x);
+    else read_states(it->x + part, in->initial_state, it->row, d, lanes, in->N);
     read_channels(it->bias + k * KR_VL, in->delta_bias, d, lanes);
     read_channels(it->skip + k * KR_VL, in->Dvec, d, lanes);
   }
@@ -166,11 +169,24 @@ static void keep_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, i
   }
 }
 
-static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int is_last) {
+static void add_to_total(item *it, int n) {
+  kr_v sum = kr_v_load(it->total), kept = kr_v_load(it->total + KR_VL);
+  for (int i = 0; i < n; i++) {
+    sum = kr_v_add(sum, kr_v_load(it->dt + i * KR_VL));
+    if (it->marks[i] & STEP_RESTARTS) kept = kr_v_zero();
+  }
+  kr_v_store(it->total, sum);
+  kr_v_store(it->total + KR_VL, kept);
+}
+
+/* What to do with a tile's sums: write the output, keep them for the other direction, or only the states matter. */
+enum { FINISH, KEEP, ADVANCE };
+
+static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_t begin, int64_t end, int then) {
   const kr_scan_inputs *in = &it->p->in;
   begin_direction(it, A);
-  for (int64_t i0 = 0; i0 < w->n; i0 += it->p->tile) {
-    int n = (int)(w->n - i0 < it->p->tile ? w->n - i0 : it->p->tile);
+  for (int64_t i0 = begin; i0 < end; i0 += it->p->tile) {
+    int n = (int)(end - i0 < it->p->tile ? end - i0 : it->p->tile);
     scan_shared B = {0}, C = {0};
     if (!it->B) B = read_shared(it->p, in->Bmat, w, it->g, i0, n, it->shared_B);
     if (!it->C) C = read_shared(it->p, in->Cmat, w, it->g, i0, n, it->shared_C);
@@ -179,52 +195,148 @@ static void scan_direction(item *it, const scan_walk *w, const krait_view *A, in
       int near = read_tile(it, w, k, i0, n);
       if (k + 1 < it->n_blocks) prefetch_tile(it, w, k + 1, i0, n);
       scan_tile(it, &B, &C, k, n, near);
-      if (is_last) finish_tile(it, w, k, i0, n);
-      else keep_tile(it, w, k, i0, n);
+      if (it->total) add_to_total(it, n);
+      if (then == FINISH) finish_tile(it, w, k, i0, n);
+      else if (then == KEEP) keep_tile(it, w, k, i0, n);
     }
   }
+}
+
+static void write_last_states(const item *it) {
+  const int64_t N = it->p->in.N;
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(it->x + k * in->N * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k), in->N);
+    write_states(it->x + k * N * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k), N);
+}
+
+static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int then) {
+  scan_steps(it, w, A, 0, w->n, then);
+  write_last_states(it);
 }
 
 typedef struct run {
   scan_plan p;
   const krait_selective_scan_args *a;
+  int64_t chunk, n_chunks; /* steps of a chunk of time; 0 and 1 where time is not cut */
 } run;
+
+static item begin_item(const run *r, int64_t i, int worker) {
+  const scan_plan *p = &r->p;
+  int64_t in_group = i % p->n_ranges * p->range, g = i / p->n_ranges % p->in.G, left = p->group - in_group;
+  item it = {.p = p, .a = r->a, .row = i / p->n_ranges / p->in.G, .g = g, .d0 = g * p->group + in_group};
+  it.n_channels = left < p->range ? left : p->range;
+  it.n_blocks = (it.n_channels + KR_VL - 1) / KR_VL;
+  cut_scratch(&it, (float *)r->a->call.scratch + worker * worker_floats(p));
+  return it;
+}
 
 static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
   const run *r = user;
-  const scan_plan *p = &r->p;
   for (int64_t i = begin; i < end; i++) {
-    int64_t in_group = i % p->n_ranges * p->range, g = i / p->n_ranges % p->in.G, left = p->group - in_group;
-    item it = {.p = p, .a = r->a, .row = i / p->n_ranges / p->in.G, .g = g, .d0 = g * p->group + in_group};
-    it.n_channels = left < p->range ? left : p->range;
-    it.n_blocks = (it.n_channels + KR_VL - 1) / KR_VL;
-    cut_scratch(&it, (float *)r->a->call.scratch + worker * worker_floats(p));
-    scan_walk back = walk_row(&p->in, it.row, 1), ahead = walk_row(&p->in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
-    if (is_set(&it, KRAIT_SCAN_BOTH)) scan_direction(&it, &back, p->in.A_reverse, 0);
-    scan_direction(&it, &ahead, p->in.A, 1);
+    item it = begin_item(r, i, worker);
+    scan_walk back = walk_row(&r->p.in, it.row, 1), ahead = walk_row(&r->p.in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
+    if (is_set(&it, KRAIT_SCAN_BOTH)) scan_direction(&it, &back, r->p.in.A_reverse, KEEP);
+    scan_direction(&it, &ahead, r->p.in.A, FINISH);
   }
+}
+
+/* ---- few channels, long sequences: time in chunks --------------------------------------------------------------------
+ * The first pass walks each chunk from a zero state and keeps its last state and sum of dt; the second, in order, finds the
+ * state before each chunk (a decay over many steps is exp(A sum dt)); the third walks each chunk from there. Twice the work,
+ * on as many threads as there are chunks. Chunks depend on the shape alone, and so do the results. */
+
+enum { MAX_STATES = 512, MOST_BLOCKS = 1, SHORTEST = 4096, CHUNKS = 32, LEAST_CHUNK = 512 };
+
+static int64_t chunk_floats(const run *r) { return (r->p.in.N + 2) * KR_VL; } /* [n][lane], then the total */
+
+static float *chunk_of(const run *r, int n_workers, int64_t i, int64_t chunk) {
+  return (float *)r->a->call.scratch + n_workers * worker_floats(&r->p) + (i * r->n_chunks + chunk) * chunk_floats(r);
+}
+
+typedef struct chunk_run {
+  const run *r;
+  int n_workers, then;
+} chunk_run;
+
+static void scan_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const chunk_run *c = user;
+  const run *r = c->r;
+  const int64_t states = r->p.in.N * KR_VL;
+  for (int64_t k = begin; k < end; k++) {
+    const int64_t i = k / r->n_chunks, chunk = k % r->n_chunks, last = chunk == r->n_chunks - 1;
+    item it = begin_item(r, i, worker);
+    scan_walk w = walk_row(&r->p.in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
+    const int64_t from = chunk * r->chunk, to = last ? w.n : from + r->chunk;
+    float *place = chunk_of(r, c->n_workers, i, chunk);
+    it.state = chunk ? place : NULL;
+    if (c->then == ADVANCE) {
+      if (last) continue;
+      memset(place, 0, (size_t)(states + KR_VL) * sizeof *place);
+      it.total = place + states;
+      kr_v_store(it.total + KR_VL, kr_v_set1(1.0f));
+    }
+    scan_steps(&it, &w, r->p.in.A, from, to, c->then);
+    if (c->then == ADVANCE) memcpy(place, it.x, (size_t)states * sizeof *place);
+    else if (last) write_last_states(&it);
+  }
+}
+
+/* The last states of the chunks become the states before the next ones. */
+static void join_chunks(const run *r, int n_workers, int64_t i) {
+  const int64_t N = r->p.in.N;
+  item it = begin_item(r, i, 0);
+  kr_v x[MAX_STATES];
+  read_parameters(it.A, r->p.in.A, it.d0, lanes_of(&it, 0), N, log2_e);
+  for (int64_t chunk = 0; chunk + 1 < r->n_chunks; chunk++) {
+    float *place = chunk_of(r, n_workers, i, chunk), *total = place + N * KR_VL;
+    const kr_v sum = kr_v_load(total);
+    const kr_vm kept = kr_v_gt(kr_v_load(total + KR_VL), kr_v_set1(0.5f));
+    for (int64_t n = 0; n < N; n++) {
+      kr_v end = kr_v_load(place + n * KR_VL);
+      if (chunk) {
+        kr_v_store(place + n * KR_VL, x[n]);
+        end = kr_v_select(kept, kr_v_fma(kr_v_exp2_any(sum, kr_v_load(it.A + n * KR_VL)), x[n], end), end);
+      }
+      x[n] = end;
+    }
+  }
+  float *place = chunk_of(r, n_workers, i, r->n_chunks - 1);
+  for (int64_t n = 0; n < N; n++) kr_v_store(place + n * KR_VL, x[n]);
 }
 
 /* As many channels to an item as leave every thread some items: they share the reading of B and C. */
 static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;
-  run r = {plan_scan(&in, range), a};
+  run r = {plan_scan(&in, KR_VL), a, 0, 1};
+  if (n_items(&r.p) <= MOST_BLOCKS && in.L >= SHORTEST && !kr_has(in.cu_seqlens) && !(in.flags & KRAIT_SCAN_BOTH)) {
+    r.chunk = (in.L / CHUNKS + MAX_TILE - 1) / MAX_TILE * MAX_TILE;
+    if (r.chunk < LEAST_CHUNK) r.chunk = LEAST_CHUNK;
+    r.n_chunks = (in.L + r.chunk - 1) / r.chunk;
+    return r;
+  }
+  r.p = plan_scan(&in, range);
   while (range > KR_VL && n_items(&r.p) < 4 * krait_ctx_n_threads(ctx)) r.p = plan_scan(&in, range /= 2);
   return r;
 }
 
 uint64_t KR_FN(kr_selective_scan_scratch)(const krait_ctx *ctx, const void *args) {
   run r = plan_run(ctx, args);
-  return (uint64_t)(worker_floats(&r.p) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  int64_t chunks = r.chunk ? n_items(&r.p) * r.n_chunks * chunk_floats(&r) : 0;
+  return (uint64_t)(worker_floats(&r.p) * krait_ctx_n_threads(ctx) + chunks) * sizeof(float);
 }
 
 int32_t KR_FN(kr_selective_scan)(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   run r = plan_run(ctx, a);
-  kr_parallel(ctx, n_items(&r.p), 1, scan_items, &r);
+  if (!r.chunk) {
+    kr_parallel(ctx, n_items(&r.p), 1, scan_items, &r);
+    return KRAIT_OK;
+  }
+  const int n_workers = krait_ctx_n_threads(ctx);
+  chunk_run first = {&r, n_workers, ADVANCE}, second = {&r, n_workers, FINISH};
+  kr_parallel(ctx, n_items(&r.p) * r.n_chunks, 1, scan_chunks, &first);
+  for (int64_t i = 0; i < n_items(&r.p); i++) join_chunks(&r, n_workers, i);
+  kr_parallel(ctx, n_items(&r.p) * r.n_chunks, 1, scan_chunks, &second);
   return KRAIT_OK;
 }
