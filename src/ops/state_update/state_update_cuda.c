@@ -11,19 +11,16 @@ typedef struct kr_update_plan {
 
 static const kr_kernel kernel = {"state_update", "kr_state_update"};
 
-static int aligned(const krait_view *v) {
-  const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype) * 4;
-  const int last = v->stride[3] == 1 ? 3 : -1;
-  return last == 3 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && v->stride[2] % 4 == 0 && (uintptr_t)v->data % (uintptr_t)bytes == 0;
-}
-
-static int aligned_A(const krait_view *v) {
-  return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
+/* Four elements along the last of n dimensions are one aligned access. */
+static int by_fours(const krait_view *v, int n) {
+  int64_t strides = v->stride[n - 1] == 1 ? 0 : 1;
+  for (int i = 0; i < n - 1; i++) strides |= v->stride[i];
+  return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
-  p.packs = p.a.N % 4 == 0 && aligned(&p.a.state) && aligned_A(&p.a.A);
+  p.packs = p.a.N % 4 == 0 && by_fours(&p.a.state, 4) && by_fours(&p.a.A, 3) && by_fours(&p.a.Bmat, 3) && by_fours(&p.a.Cmat, 3);
   const int64_t units = p.packs ? p.a.N / 4 : p.a.N;
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
   p.P = kr_divisor_of(p.a.P), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
