@@ -18,4 +18,10 @@ uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
 int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream);
 
+/* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
+uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);
+int32_t kr_scan_any_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);
+uint64_t kr_scan_any_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a);
+int32_t kr_scan_any_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_bwd_args *a);
+
 #endif

@@ -90,10 +90,20 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   return (blocks + 2 * n - 1) / (2 * n) * 2 < (blocks + 3 * n - 1) / (3 * n) * 3 ? back_two : back_t4;
 }
 
+/* What the fast kernels do not take. */
+static int is_general(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
+  const krait_selective_scan_args f = forward_args(a);
+  kr_scan_plan p;
+  if (kr_scan_refusal(&f) || a->call.flags & KRAIT_SCAN_BOTH || (a->dout.data && a->dout.dtype != a->u.dtype)) return 1;
+  plan_of(&p, a, ctx);
+  return back_shared_bytes(&p) > kr_cuda_info(ctx->cuda)->shared_bytes;
+}
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
   kr_scan_plan p;
+  if (is_general(ctx, a)) return kr_scan_any_bwd_run(ctx, tier, a);
   plan_of(&p, a, ctx);
   lay_out(&p, a->call.scratch);
   KR_TRY(sweep(ctx, tier, &p, a->call.scratch, stream));
@@ -108,18 +118,13 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_bwd_args *a = args;
-  const krait_selective_scan_args f = forward_args(a);
-  const char *why = kr_scan_refusal(&f);
-  if (why) return why;
-  if (a->call.flags & KRAIT_SCAN_BOTH) return "both directions in one call";
-  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout of another type than u";
-  kr_scan_plan p;
-  plan_of(&p, a, ctx);
-  return back_shared_bytes(&p) > kr_cuda_info(ctx->cuda)->shared_bytes ? "more shared memory than a block of this device has" : NULL;
+  (void)ctx;
+  return (kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1 ? "2^31 channels or more" : NULL;
 }
 
 uint64_t kr_selective_scan_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   kr_scan_plan p;
+  if (is_general(ctx, args)) return kr_scan_any_bwd_scratch(ctx, args);
   plan_of(&p, args, ctx);
   return lay_out(&p, NULL);
 }

@@ -23,6 +23,7 @@ kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
 
 kr_scan_state kr_scan_state_of(const krait_view *v) { return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]}; }
 
+/* What the fast kernels do not take. */
 const char *kr_scan_refusal(const krait_selective_scan_args *a) {
   if (a->A.dtype == KRAIT_C64) return "complex A";
   if (a->call.flags & (KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT)) return "B or C constant over time";
@@ -30,7 +31,6 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a) {
   if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
   if (a->delta.dtype != a->u.dtype) return "delta of another type than u";
   if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z of another type than u";
-  if (a->B * a->D > (1ll << 31) - 1) return "more than 2^31 channels";
   return NULL;
 }
 
@@ -122,6 +122,7 @@ static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reve
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_args *a = args;
+  if (kr_scan_refusal(a)) return kr_scan_any_run(ctx, tier, a);
   const int n = 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
   kr_scan_plan p;
   char *scratch = a->call.scratch;
@@ -139,13 +140,15 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_selective_scan_args *a = args;
   (void)ctx;
-  return kr_scan_refusal(args);
+  return (kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1 ? "2^31 channels or more" : NULL;
 }
 
 uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_args *a = args;
   kr_scan_plan p;
+  if (kr_scan_refusal(a)) return kr_scan_any_scratch(a);
   kr_scan_plan_of(&p, a, 0, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 3);
   uint64_t sum = a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0;
   return sum + kr_scan_chunk_bytes(&p);
