@@ -120,8 +120,8 @@ int32_t kr_mamba_inner_bwd_case(kr_case *c, int64_t index) {
   ask_vector(c, &g->dB_proj_bias, "dB_proj_bias", &a->B_proj_bias, B_columns);
   ask_vector(c, &g->dC_proj_bias, "dC_proj_bias", &a->C_proj_bias, C_columns);
   /* the gradient through a norm is the little that its two terms leave */
-  if (a->B_norm_weight.data) kr_case_bound(c, &g->dB_proj_bias, 2e-4, 2e-6);
-  if (a->C_norm_weight.data) kr_case_bound(c, &g->dC_proj_bias, 2e-4, 2e-6);
+  if (a->B_norm_weight.data && a->B_proj_bias.dtype == KRAIT_F32) kr_case_bound(c, &g->dB_proj_bias, 2e-4, 2e-6);
+  if (a->C_norm_weight.data && a->C_proj_bias.dtype == KRAIT_F32) kr_case_bound(c, &g->dC_proj_bias, 2e-4, 2e-6);
   ask_vector(c, &g->ddt_norm_weight, "ddt_norm_weight", &a->dt_norm_weight, a->D);
   ask_vector(c, &g->dB_norm_weight, "dB_norm_weight", &a->B_norm_weight, B_columns);
   ask_vector(c, &g->dC_norm_weight, "dC_norm_weight", &a->C_norm_weight, C_columns);
