@@ -33,21 +33,57 @@ static uint64_t machine_caps(void) {
   return caps;
 }
 
+static void count_module(json_t *counts, const char *key) {
+  json_object_set_new(counts, key, json_integer(json_integer_value(json_object_get(counts, key)) + 1));
+}
+
+/* How many modules this build holds as PTX for each tier, and as machine code for each compute capability. */
+static json_t *device_code_json(void) {
+  static const char *const tiers[] = {"base", "ampere", "hopper"};
+  const char *module, *tier, *text;
+  int32_t capability;
+  json_t *ptx = json_object(), *machine = json_object();
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++) json_object_set_new(ptx, tiers[i], json_integer(0));
+  for (int32_t i = 0; krait_embedded_ptx(i, &module, &tier, &text) == KRAIT_OK; i++) count_module(ptx, tier);
+  for (int32_t i = 0; krait_embedded_cubin(i, &module, &tier, &capability) == KRAIT_OK; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "%d.%d", capability / 10, capability % 10);
+    count_module(machine, name);
+  }
+  return json_pack("{s:o, s:o}", "ptx", ptx, "machine_code", machine);
+}
+
 static json_t *program_json(void) {
   char text[256];
   const uint64_t caps = machine_caps();
   krait_caps_format(caps, text, sizeof text);
   json_t *ops = json_object();
   for (int32_t op = 0; op < krait_n_ops(); op++) json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
-  return json_pack("{s:s, s:s, s:o}", "version", krait_version(), "caps", text, "ops", ops);
+  return json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code", device_code_json(), "ops", ops);
+}
+
+static void print_device_code(const json_t *code) {
+  const char *name;
+  json_t *n;
+  int64_t n_texts = 0;
+  printf("device code, modules for each tier:");
+  json_object_foreach(json_object_get(code, "ptx"), name, n) {
+    printf(" %s %" JSON_INTEGER_FORMAT, name, json_integer_value(n));
+    n_texts += json_integer_value(n);
+  }
+  if (n_texts == 0) printf(" (built without clang 18 or later: no GPU can be used)");
+  json_object_foreach(json_object_get(code, "machine_code"), name, n)
+    printf("; as machine code for compute capability %s: %" JSON_INTEGER_FORMAT, name, json_integer_value(n));
+  printf("\n");
 }
 
 static void print_program(const json_t *info) {
   const char *name;
   json_t *rows, *row;
   size_t i;
-  printf("krait %s\nthis machine: %s\n\noperators and their rows, best first (those in brackets need what this machine lacks):\n", krait_version(),
-         json_string_value(json_object_get(info, "caps")));
+  printf("krait %s\nthis machine: %s\n", krait_version(), json_string_value(json_object_get(info, "caps")));
+  print_device_code(json_object_get(info, "device_code"));
+  printf("\noperators and their rows, best first (those in brackets need what this machine lacks):\n");
   json_object_foreach(json_object_get(info, "ops"), name, rows) {
     printf("  %-24s", name);
     json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]",

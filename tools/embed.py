@@ -1,23 +1,30 @@
 #!/usr/bin/env python3
-"""embed.py OUT.c FILE.ptx...: a C file that holds each PTX text as bytes (.incbin) and the table that finds them.
-A file is named MODULE.TIER.ptx."""
+"""embed.py OUT.c FILE...: a C file that holds each file's bytes (.incbin) and the tables that find them. Files are PTX texts,
+MODULE.TIER.ptx, and machine code for one architecture, MODULE.TIER.sm_NN.cubin."""
 import pathlib, sys
 
 out, paths = pathlib.Path(sys.argv[1]), [pathlib.Path(p).resolve() for p in sys.argv[2:]]
-lines = ['/* ptx_table.c: made by tools/embed.py: every PTX text of this build. */', '#include "cuda.h"', '#include <krait/krait.h>', '']
-for i, path in enumerate(paths):
-    lines.append(f'__asm__(".pushsection .rodata\\n.balign 16\\n.globl kr_ptx_{i}\\n.hidden kr_ptx_{i}\\nkr_ptx_{i}:\\n.incbin \\"{path}\\"\\n.byte 0\\n.popsection\\n");')
-    lines.append(f"extern const char kr_ptx_{i}[];")
+texts, cubins = ([p for p in paths if p.suffix == suffix] for suffix in (".ptx", ".cubin"))
+lines = ['/* ptx_table.c: made by tools/embed.py: the device code of this build. */', '#include "cuda.h"', '#include <krait/krait.h>', '']
+for i, path in enumerate(texts + cubins):
+    lines.append(f'__asm__(".pushsection .rodata\\n.balign 16\\n.globl kr_code_{i}\\n.hidden kr_code_{i}\\nkr_code_{i}:\\n.incbin \\"{path}\\"\\n.byte 0\\n.popsection\\n");')
+    lines.append(f"extern const char kr_code_{i}[];")
 lines += ["", "static const struct { const char *module, *tier, *text; size_t bytes; } texts[] = {"]
-for i, path in enumerate(paths):
+for i, path in enumerate(texts):
     module, tier = path.name.split(".")[:2]
-    lines.append(f'  {{"{module}", "{tier}", kr_ptx_{i}, {path.stat().st_size}}},')
-lines += ["  {0, 0, 0, 0}};", "",
+    lines.append(f'  {{"{module}", "{tier}", kr_code_{i}, {path.stat().st_size}}},')
+lines += ["  {0, 0, 0, 0}};", "", "static const kr_cubin cubins[] = {"]
+for i, path in enumerate(cubins):
+    module, tier, arch = path.name.split(".")[:3]
+    lines.append(f'  {{"{module}", "{tier}", {arch[3:]}, kr_code_{len(texts) + i}, {path.stat().st_size}}},')
+lines += ["  {0, 0, 0, 0, 0}};", "",
 "int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {",
-f"  if (index < 0 || index >= {len(paths)}) return 0;",
+f"  if (index < 0 || index >= {len(texts)}) return 0;",
 "  *module = texts[index].module, *tier = texts[index].tier, *text = texts[index].text, *bytes = texts[index].bytes;",
-"  return 1;", "}", "", "uint64_t kr_cuda_built_tiers(void) {", "  uint64_t caps = 0;"]
-for tier in sorted({p.name.split(".")[1] for p in paths}):
+"  return 1;", "}", "",
+f"const kr_cubin *kr_cuda_cubin(int index) {{ return index >= 0 && index < {len(cubins)} ? &cubins[index] : NULL; }}", "",
+"uint64_t kr_cuda_built_tiers(void) {", "  uint64_t caps = 0;"]
+for tier in sorted({p.name.split(".")[1] for p in texts}):
     lines.append(f"  caps |= KRAIT_CAP_CUDA_{tier.upper()};")
 lines += ["  return caps;", "}", ""]
 out.write_text("\n".join(lines))

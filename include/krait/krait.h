@@ -171,6 +171,8 @@ KRAIT_API int32_t krait_device_read(int32_t index, krait_device_info *info);
 
 /* Device code inside this library: the text of embedded PTX number index; KRAIT_ERR_ARGUMENT past the last. Static. */
 KRAIT_API int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier, const char **text);
+/* Machine code number index, in builds that hold some: for which module, tier and compute capability (90 for 9.0). */
+KRAIT_API int32_t krait_embedded_cubin(int32_t index, const char **module, const char **tier, int32_t *capability);
 
 /* ---- self-test ----------------------------------------------------------------------------------------------
  * Compares every row of every operator with the reference on random calls, on its own device, each tier in turn. */

@@ -9,6 +9,7 @@
 
 #include "alloc.h"
 #include "ladder.h"
+#include "log.h"
 #include "status.h"
 
 enum { N_SLOTS = 1024, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
@@ -20,7 +21,7 @@ typedef struct slot {
 } slot;
 
 typedef struct loaded {
-  const char *text;
+  const char *image;
   void *module;
 } loaded;
 
@@ -32,7 +33,7 @@ struct kr_cuda {
   pthread_mutex_t lock;
   slot slots[N_SLOTS];
   loaded modules[MAX_MODULES];
-  int n_modules;
+  int n_modules, cubins_refused;
 };
 
 const kr_device_info *kr_cuda_info(const kr_cuda *cuda) { return &cuda->info; }
@@ -108,9 +109,18 @@ static const char *find_text(const char *module, const char *tier) {
   return NULL;
 }
 
-static int32_t load_module(kr_cuda *cuda, const char *text, const kr_kernel *kernel, void **module) {
+static const char *find_cubin(const kr_cuda *cuda, const char *module, const char *tier) {
+  const int capability = cuda->info.major * 10 + cuda->info.minor;
+  const kr_cubin *c;
+  for (int i = 0; !cuda->cubins_refused && (c = kr_cuda_cubin(i)); i++)
+    if (c->capability == capability && strcmp(c->module, module) == 0 && strcmp(c->tier, tier) == 0) return c->image;
+  return NULL;
+}
+
+/* image: a PTX text or a cubin. */
+static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
   for (int i = 0; i < cuda->n_modules; i++)
-    if (cuda->modules[i].text == text) {
+    if (cuda->modules[i].image == image) {
       *module = cuda->modules[i].module;
       return KRAIT_OK;
     }
@@ -118,20 +128,31 @@ static int32_t load_module(kr_cuda *cuda, const char *text, const kr_kernel *ker
   char log[LOG_BYTES] = "";
   int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
   void *values[] = {log, (void *)(uintptr_t)sizeof log};
-  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, text, 2, options, values);
+  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
   if (result) {
     int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
     return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module, log[0] ? ": " : "", log);
   }
-  cuda->modules[cuda->n_modules++] = (loaded){text, *module};
+  cuda->modules[cuda->n_modules++] = (loaded){image, *module};
   return KRAIT_OK;
 }
 
+/* Machine code for exactly this device, if the build holds it and the driver takes it; else the tier's PTX. */
+static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kernel, void **module) {
+  const char *text = find_text(kernel->module, tier), *cubin = find_cubin(cuda, kernel->module, tier);
+  KR_CHECK(text, KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", kernel->module, tier);
+  if (cubin) {
+    const int32_t status = load_module(cuda, cubin, kernel, module);
+    if (status != KRAIT_ERR_DRIVER) return status;
+    cuda->cubins_refused = 1;
+    kr_log("PTX instead of the machine code for compute capability %d.%d: %s", cuda->info.major, cuda->info.minor, krait_error_detail());
+  }
+  return load_module(cuda, text, kernel, module);
+}
+
 static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
-  const char *tier_name = kr_tier_name(tier), *text = find_text(kernel->module, tier_name);
   void *module = NULL;
-  KR_CHECK(text, KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", kernel->module, tier_name);
-  KR_TRY(load_module(cuda, text, kernel, &module));
+  KR_TRY(load_best(cuda, kr_tier_name(tier), kernel, &module));
   KR_CU_TRY(cuda->driver, ModuleGetFunction(function, module, kernel->name), kernel->name);
   int fixed = 0, allowed = (int)cuda->info.shared_bytes;
   KR_CU_TRY(cuda->driver, FuncGetAttribute(&fixed, KR_CU_SHARED_BYTES_STATIC, *function), kernel->name);

@@ -28,6 +28,14 @@ int32_t kr_cuda_device_info(int index, kr_device_info *info);
 uint64_t kr_cuda_built_tiers(void);
 /* One embedded PTX text; returns 0 past the last. */
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes);
+/* Machine code of one module for one architecture; NULL past the last. Absent from most builds. */
+typedef struct kr_cubin {
+  const char *module, *tier;
+  int capability; /* 90 for 9.0: that one alone */
+  const char *image;
+  size_t bytes;
+} kr_cubin;
+const kr_cubin *kr_cuda_cubin(int index);
 
 /* Keeps the device's primary context, as the runtime and PyTorch do. mask: the tiers that may be used. Fails with
  * KRAIT_ERR_DRIVER_OLD or KRAIT_ERR_UNSUPPORTED when no tier is left, and says why for each. */

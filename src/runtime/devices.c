@@ -33,3 +33,11 @@ int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier
   KR_CHECK(kr_cuda_embedded(index, module, tier, text, &bytes), KRAIT_ERR_ARGUMENT, "there is no embedded PTX %d", index);
   return KRAIT_OK;
 }
+
+int32_t krait_embedded_cubin(int32_t index, const char **module, const char **tier, int32_t *capability) {
+  KR_CHECK(module && tier && capability, KRAIT_ERR_ARGUMENT, "module, tier and capability must not be NULL");
+  const kr_cubin *cubin = kr_cuda_cubin(index);
+  KR_CHECK(cubin, KRAIT_ERR_ARGUMENT, "there is no embedded cubin %d", index);
+  *module = cubin->module, *tier = cubin->tier, *capability = cubin->capability;
+  return KRAIT_OK;
+}

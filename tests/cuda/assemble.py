@@ -89,7 +89,8 @@ def main():
             problems.append(f"{ptx.name} is not for sm_50 with PTX 6.0")
     modules = sorted({t.name.split(".")[0] for t in texts})
     lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every PTX text of the folder through ptxas for every",
-             "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.", "",
+             "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.",
+             "The driver compiles a module when it is first used and keeps the result; `meson configure build -Dcubins=sm_90,sm_120` embeds machine code for these two as well,", "so that nothing is compiled on them.", "",
              f"Modules: {', '.join(modules)}.", "",
              "| architecture | GPUs | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|---|"]
     for (arch, tier), row in sorted(table.items()):

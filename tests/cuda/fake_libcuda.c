@@ -8,21 +8,24 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500 };
 
 static long calls, fail_at;
 static int fail_with, held;
 static _Thread_local void *current[16];
 static _Thread_local int depth;
 static char context_object;
+static const void *loaded_image;
 
 EXPORT void fake_cuda_fail_at(long n, int result);
 EXPORT long fake_cuda_calls(void);
 EXPORT int fake_cuda_held(void);
+EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
 
 void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
 long fake_cuda_calls(void) { return calls; }
 int fake_cuda_held(void) { return held; }
+const void *fake_cuda_loaded(void) { return loaded_image; }
 
 static long setting(const char *key, long otherwise) {
   const char *text = getenv("KR_FAKE_CUDA");
@@ -60,7 +63,10 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(devic
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
-FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values), *module = (void *)(uintptr_t)image, held++)
+/* Machine code is taken only where the test asks for it. */
+FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values);
+     if (memcmp(image, "\177ELF", 4) == 0 && !setting("cubins=", 0)) return NO_BINARY;
+     loaded_image = image, *module = (void *)(uintptr_t)image, held++)
 #ifdef KR_EMULATE
 #include "emulator.h"
 static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
