@@ -5,12 +5,23 @@
 
 static const char *nth_cc(doc *d) { return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "this GPU"; }
 
-static int is_libtorch(const doc_file *file) { return strncmp(file->name, "libtorch_cuda", 13) == 0; }
+/* The library whose code decides whether torch itself runs; old releases split it. */
+static int is_torch_main(const doc_file *file) { return strncmp(file->name, "libtorch_cuda.so", 16) == 0 || strncmp(file->name, "libtorch_cuda_c", 15) == 0; }
+
+/* Libraries that look at the GPU and pick a kernel: those that they never pick there need no code for it. */
+static int picks_kernels(const doc *d, const doc_file *file) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "dispatch", &at));)
+    if (*row->column[0] && strncmp(file->name, row->column[0], strlen(row->column[0])) == 0) return 1;
+  return 0;
+}
 
 /* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to blame. */
 static int is_own_extension(const doc_file *file) {
   return file->is_cuda && !file->is_torch && strncmp(file->package, "nvidia-", 7) != 0 && strcmp(file->package, "torch") != 0 && strcmp(file->package, "triton") != 0;
 }
+
+static int is_set(const char *variable) { return *variable && strcmp(variable, "0") != 0; }
 
 typedef struct shape { /* of the images that did not fit */
   int n, n_arch, n_family, n_newer_minor, n_zstd, n_ptx_blocked, highest_ptx, sm, higher;
@@ -47,20 +58,47 @@ static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file) {
   doc_evidence(d, f, "%d of %d container%s cannot run on %s", file->n_lost, file->n_judged, file->n_judged == 1 ? "" : "s", nth_cc(d));
 }
 
+/* Names of templates may fill a page; their beginning tells enough. */
+static const char *shorten(doc *d, const char *name) {
+  enum { MOST = 100 };
+  return strlen(name) > MOST ? kr_arena_print(d->arena, "%.*s...", MOST, name) : name;
+}
+
 static const char *lost_kernels(doc *d, const doc_file *file) {
   kr_text text = kr_text_begin(d->arena);
   int n = 0;
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
     if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
-    for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++) kr_text_print(&text, "%s%s", n ? ", " : "", doc_demangle(d, DOC_TEXT(c->kernels, k)));
+    for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++) kr_text_print(&text, "%s%s", n ? ", " : "", shorten(d, doc_demangle(d, DOC_TEXT(c->kernels, k))));
   }
   return n ? text.at : "";
 }
 
+/* Nobody compiles general code for one GPU alone: arch-specific and family images are chosen by a test of the GPU. */
+static int lost_is_specific(const doc_file *file) {
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    for (size_t k = 0; k < c->images.n; k++)
+      if (!KR_AT(c->images, krait_image, k)->suffix) return 0;
+  }
+  return 1;
+}
+
 static void report_partial(doc *d, const doc_file *file) {
   const char *keys[] = {"cc", nth_cc(d), "names", lost_kernels(d, file), NULL};
-  add_image_evidence(d, doc_report(d, "K02", file, "", keys), file);
+  doc_finding *f = doc_report(d, "K02", file, "", keys);
+  add_image_evidence(d, f, file);
+  if (f && picks_kernels(d, file)) {
+    f->severity = KR_INFO, f->hidden = 1;
+    doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is no fault");
+    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for", file->name,
+                                              file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
+  } else if (f && lost_is_specific(file)) {
+    f->severity = KR_WARN;
+    doc_evidence(d, f, "arch-specific code alone: no fault if %s tests the GPU before it picks these", *file->package ? file->package : file->name);
+  }
 }
 
 static void report_blocked(doc *d, const doc_file *file, const shape *s) {
@@ -72,7 +110,7 @@ static void report_blocked(doc *d, const doc_file *file, const shape *s) {
 }
 
 static const char *reason_id(const doc_file *file, const shape *s) {
-  if (is_libtorch(file) || strcmp(file->package, "torch") == 0) return "K14";
+  if (is_torch_main(file)) return "K14";
   if (file->has_relfatbin) return "K09";
   if (s->n && s->n_arch == s->n) return "K05";
   if (s->n && s->n_arch + s->n_family == s->n) return "K06";
@@ -93,7 +131,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
 
 static void judge_lost(doc *d, const doc_file *file) {
   shape s = shape_of(file, doc_main_cc(d));
-  if (*d->env_force_jit && *d->env_force_jit != '0' && !s.highest_ptx) return; /* K10 says it */
+  if (is_set(d->env_force_jit) && !s.highest_ptx) return; /* K10 says it */
   if (file->n_lost < file->n_judged && file->verdict == KRAIT_VERDICT_NONE) report_partial(d, file);
   else if (file->verdict == KRAIT_VERDICT_JIT_BLOCKED) report_blocked(d, file, &s);
   else if (file->verdict == KRAIT_VERDICT_ZSTD_BLOCKED) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file);
@@ -119,7 +157,10 @@ static void judge_running(doc *d, const doc_file *file) {
   const char *keys[] = {"cc", nth_cc(d), "set", doc_print_set(d, file), NULL};
   if (runs_only_across_tegra(d, file)) doc_report(d, "K16", file, "", keys);
   if (file->verdict != KRAIT_VERDICT_JIT) return;
-  doc_report(d, "K13", file, "", keys);
+  doc_finding *f = doc_report(d, "K13", file, "", keys);
+  if (is_set(d->env_no_cache)) doc_evidence(d, f, "CUDA_CACHE_DISABLE is set: it is compiled at every start");
+  if (f && is_set(d->env_no_cache)) doc_add_text(d, &f->fixes, "unset CUDA_CACHE_DISABLE");
+  if (is_set(d->env_disable_jit)) doc_evidence(d, doc_report(d, "K19", file, "", keys), "it holds %s", doc_print_set(d, file));
   if (d->has_driver && !d->has_jit && !d->options.driver && !doc_exists(d, "/dev/dxg")) doc_report(d, "K12", file, "", keys);
 }
 
@@ -176,7 +217,7 @@ static void blame(doc *d) {
   const doc_file *torch = NULL;
   if (!log_has(d, "K01") && !log_has(d, "K04")) return;
   for (size_t i = 0; i < d->files.n; i++)
-    if (is_libtorch(KR_AT(d->files, doc_file, i))) torch = KR_AT(d->files, doc_file, i);
+    if (is_torch_main(KR_AT(d->files, doc_file, i))) torch = KR_AT(d->files, doc_file, i);
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!is_own_extension(file) || !file->n_judged) continue;
@@ -190,7 +231,7 @@ static void blame(doc *d) {
 void doc_diagnose_images(doc *d) {
   int any = 0;
   for (size_t i = 0; i < d->files.n; i++) any |= KR_AT(d->files, doc_file, i)->n_judged;
-  if (any && *d->env_force_jit && *d->env_force_jit != '0') doc_report(d, "K10", NULL, "", NULL);
+  if (any && is_set(d->env_force_jit)) doc_report(d, "K10", NULL, "", NULL);
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     judge_labels(d, file);

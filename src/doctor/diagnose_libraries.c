@@ -53,7 +53,8 @@ static void check_needed(doc *d, const doc_file *file) {
     const char *keys[] = {"lib", name, "n", n, "package", row ? row->column[2] : name, NULL};
     doc_evidence(d, doc_report(d, "L01", file, "", keys), "NEEDED %s: not found by RUNPATH, LD_LIBRARY_PATH, the system's folders or beside torch", name);
   }
-  if (n_torch && !n_other && file->is_extension && *d->torch_lib) doc_report(d, "L02", file, "", NULL);
+  doc_finding *f = n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
+  if (f) f->hidden = !d->log.given; /* true of every extension: news only to somebody with an error */
 }
 
 static const char *newest_needed(doc *d, const doc_file *file, const char *prefix) {

@@ -71,7 +71,7 @@ typedef struct doc_finding {
   int64_t offset;     /* -1: none */
   const char *says;
   kr_list evidence, fixes; /* const char * */
-  int from_log;
+  int from_log, hidden; /* hidden: shown with --all only */
 } doc_finding;
 
 typedef struct doc_hit { /* a diagnosis that the log's text suggests */
@@ -109,7 +109,7 @@ struct krait_report {
   int machine;
   const char *nvcc, *nvcc_path;
   int has_nvidia_node, has_uvm_node, has_driver, has_jit;
-  const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit;
+  const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit, *env_no_cache;
   int is_environment; /* a site-packages was examined */
   kr_list sites;      /* const char * */
   kr_list files;      /* doc_file */

@@ -320,6 +320,7 @@ void doc_collect_facts(doc *d) {
   d->env_visible = kr_env_foreign("CUDA_VISIBLE_DEVICES");
   d->env_force_jit = foreign("CUDA_FORCE_PTX_JIT");
   d->env_disable_jit = foreign("CUDA_DISABLE_PTX_JIT");
+  d->env_no_cache = foreign("CUDA_CACHE_DISABLE");
   collect_driver(d);
   collect_gpus(d);
   settle_driver(d);

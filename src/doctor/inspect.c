@@ -6,7 +6,7 @@
 #include "sha256.h"
 #include "status.h"
 
-enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20 };
+enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048 };
 
 int doc_has_text(const kr_list *list, const char *text) {
   for (size_t i = 0; i < list->n; i++)
@@ -21,7 +21,7 @@ static void report_damage(doc *d, doc_file *file) {
 
 /* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
 static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
-  char name[256];
+  char name[MAX_KERNEL_NAME];
   int32_t status = 0;
   while (c->n_kernels < MAX_COUNTED_KERNELS && (status = krait_scan_next_kernel(scan, name, sizeof name)) == 1) {
     if (c->n_kernels++ < DOC_KEPT_KERNELS) doc_add_text(d, &c->kernels, kr_arena_copy(d->arena, name, strlen(name)));
@@ -171,7 +171,7 @@ doc_file *doc_inspect_path(doc *d, const char *path) {
 
 /* ---- verdicts ---- */
 static krait_target target_of(const doc *d, int cc) {
-  return (krait_target){.size = sizeof(krait_target), .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda, .force_ptx_jit = *d->env_force_jit && *d->env_force_jit != '0'};
+  return (krait_target){.size = sizeof(krait_target), .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda, .force_ptx_jit = *d->env_force_jit && strcmp(d->env_force_jit, "0") != 0};
 }
 
 static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable) {

@@ -4,4 +4,5 @@
 #include "doc.h"
 /* Control bytes and broken UTF-8 as \xNN: names in files must not move a terminal's cursor or break JSON. */
 const char *doc_printable(doc *d, const char *text);
+int doc_is_shown(const doc *d, const doc_finding *finding);
 #endif

@@ -86,7 +86,8 @@ const char *krait_report_json(krait_report *d, int32_t strict) {
   json_t *files = json_array(), *findings = json_array();
   for (size_t i = 0; i < d->files.n; i++)
     if (is_shown(d, KR_AT(d->files, doc_file, i))) json_array_append_new(files, file_json(d, KR_AT(d->files, doc_file, i)));
-  for (size_t i = 0; i < d->findings.n; i++) json_array_append_new(findings, finding_json(d, KR_AT(d->findings, doc_finding, i)));
+  for (size_t i = 0; i < d->findings.n; i++)
+    if (doc_is_shown(d, KR_AT(d->findings, doc_finding, i))) json_array_append_new(findings, finding_json(d, KR_AT(d->findings, doc_finding, i)));
   json_t *root = json_pack("{s:i, s:{s:s, s:s}, s:o, s:o, s:o, s:o, s:i}", "schema", 1, "tool", "version", krait_version(), "tables_date", krait_tables_date(d->tables), "target",
                            target_json(d), "files", files, "findings", findings, "unreadable", texts_json(d, &d->unreadable), "exit", krait_report_exit(d, strict));
   char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;

@@ -134,28 +134,27 @@ static void print_finding(printer *p, const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++) wrap(p, i ? "" : "    fix", 17, DOC_TEXT(f->fixes, i), is_command(DOC_TEXT(f->fixes, i)));
 }
 
-static int is_shown(const doc *d, const doc_finding *f) {
-  if (f->severity != KR_INFO || d->options.all || d->log.given) return 1;
-  return strcmp(f->rule->id, "L02") != 0;
-}
+int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
 
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   printer p = {.d = d, .out = kr_text_begin(d->arena), .color = color};
+  const doc_finding *first = NULL;
   int n[3] = {0};
   print_head(&p);
   print_good_files(&p);
   print_inventory(&p);
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (!is_shown(d, f)) continue;
+    if (!doc_is_shown(d, f)) continue;
     n[f->severity]++;
+    if (!first) first = f;
     print_finding(&p, f);
   }
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
   if (!doc_main_cc(d) && d->files.n) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
   kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
-  if (d->findings.n) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", KR_AT(d->findings, doc_finding, 0)->rule->id);
+  if (first) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;
 }

@@ -85,6 +85,14 @@ int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin) {
   return KRAIT_OK;
 }
 
+/* A kernel counts whether or not its name can be read; names of templates may be longer than any room for them. */
+static void read_name(const kr_elf *elf, uint64_t offset, char *name, size_t cap) {
+  if (!cap || kr_elf_string(elf, offset, name, cap) >= 0) return;
+  size_t n = offset < elf->size && elf->size - offset < cap - 1 ? (size_t)(elf->size - offset) : cap - 1;
+  if (offset >= elf->size || kr_elf_read(elf, offset, name, n) < 0) n = 0;
+  name[n] = '\0';
+}
+
 int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap) {
   while (*next < cubin->n_symbols) {
     kr_symbol many[64];
@@ -93,7 +101,7 @@ int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next
     for (uint32_t i = 0; i < n; i++) {
       ++*next;
       if (kr_symbol_type(&many[i]) != STT_FUNC || !(many[i].other & KERNEL_BIT)) continue;
-      if (kr_elf_string(elf, many[i].name, name, cap) < 0 && cap) name[0] = '\0'; /* it counts, name or not */
+      read_name(elf, many[i].name, name, cap);
       return 1;
     }
   }

@@ -40,7 +40,8 @@ def file_case(rule, data, *args, name, confidence="C", severity="error", suffix=
 
 # ---- images ----
 file_case("K01", lambda: elf(fatbin=container(80, 90)), "--gpu", "12.0", name="K01_no_image")
-file_case("K02", lambda: elf(fatbin=container(80) + container("90a")), "--gpu", "8.0", name="K02_partial")
+file_case("K02", lambda: elf(fatbin=container(80, 90) + container(90)), "--gpu", "8.0", name="K02_partial")
+file_case("K02", lambda: elf(fatbin=container(80) + container("90a")), "--gpu", "8.0", name="K02_arch_specific_part", severity="warn")
 file_case("K05", lambda: elf(fatbin=container("90a", "100a")), "--gpu", "10.3", name="K05_arch_specific")
 file_case("K06", lambda: elf(fatbin=container("100f")), "--gpu", "12.0", name="K06_family")
 file_case("K07", lambda: elf(fatbin=container(89)), "--gpu", "8.6", name="K07_newer_minor")
@@ -59,6 +60,12 @@ file_case("W06", b"", name="W06_empty")
 def K10_force_jit(doctor, folder):
     (folder / "x.so").write_bytes(elf(fatbin=container(90)))
     return lambda: doctor(folder / "x.so", "--gpu", "9.0", env={"CUDA_FORCE_PTX_JIT": "1"})
+
+
+@case("K19", "M", "warn")
+def K19_jit_disabled(doctor, folder):
+    (folder / "x.so").write_bytes(elf(fatbin=container("ptx80")))
+    return lambda: doctor(folder / "x.so", "--gpu", "9.0", "--root", folder, env={"CUDA_DISABLE_PTX_JIT": "1"})
 
 
 @case("K12", "H", "error")
@@ -102,6 +109,7 @@ def K17_empty(t):
     t.extension(images=())
 
 
+log_case("K19", "M", "warn", "RuntimeError: CUDA error: PTX JIT compilation was disabled\n", "K19_log")
 log_case("K18", "H", "error", "RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n", "K18_arch_floor")
 
 
@@ -331,7 +339,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 60, len(rules)
+    assert len(rules) == 61, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

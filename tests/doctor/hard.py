@@ -33,6 +33,46 @@ def mixed_containers_name_the_lost_kernels(doctor, folder):
     assert a["files"][0]["verdict"] == "partial" and "lost(int*)" in a.find("K02")["explain"], a.find("K02")
 
 
+def long_kernel_names_are_cut_not_lost(doctor, folder):
+    name = "_Z" + "".join(f"{60}{'k' * 60}" for _ in range(60)) + "v"
+    a = verdict(doctor, folder, elf(fatbin=container(80) + container(entry(2, 90, cubin(90, kernels=[name])))), "--gpu", "8.0")
+    assert "kkkk" in a.find("K02")["explain"] and name not in a.find("K02")["explain"]
+
+
+def libraries_that_pick_kernels_by_gpu_are_no_fault(doctor, folder):
+    data = elf(fatbin=container(80, 90) + container(80))
+    assert verdict(doctor, folder, data, "--gpu", "9.0").ids() == ["K02"]
+    a = verdict(doctor, folder, data, "--gpu", "9.0", name="libcublas.so.13")
+    assert a["findings"] == [] and a["exit"] == 0
+    assert "1 of 2 containers run on 9.0" in doctor.text(folder / "libcublas.so.13", "--gpu", "9.0", "--root", folder)
+    a = verdict(doctor, folder, data, "--gpu", "9.0", "--all", name="libcublas.so.13")
+    assert a.find("K02")["severity"] == "info" and a["exit"] == 0
+    assert verdict(doctor, folder, data, "--gpu", "12.0", name="libcublas.so.13").find("K01")["severity"] == "error"
+
+
+def packages_that_nobody_builds_are_not_to_be_built(doctor, folder):
+    t = Tree(folder)
+    t.package("nvidia-cublas", "13.1.0", {"nvidia/cu13/lib/libcublas.so.13": elf(fatbin=container(75, 80))}, tag="py3-none-manylinux_2_27_x86_64")
+    fixes = doctor(t.site, "--root", t.root, "--gpu", "6.1").find("K01")["fix"]
+    assert "whl/cu126" in fixes[0] and not any("no-binary" in f for f in fixes), fixes
+
+
+def only_torchs_main_library_speaks_for_torch(doctor, folder):
+    t = Tree(folder, images=(75, 80))
+    (t.site / "torch/lib/libtorch_cuda_linalg.so").write_bytes(elf(fatbin=container(80), needed=["libc10.so"]))
+    assert doctor(t.site, "--root", t.root, "--gpu", "7.5").ids() == ["K01"]
+
+
+def jit_settings_are_told_where_they_matter(doctor, folder):
+    (folder / "x.so").write_bytes(elf(fatbin=container("ptx80")))
+    (folder / "y.so").write_bytes(elf(fatbin=container(90)))
+    a = doctor(folder / "x.so", "--gpu", "9.0", "--root", folder, env={"CUDA_CACHE_DISABLE": "1"})
+    assert "unset CUDA_CACHE_DISABLE" in a.find("K13")["fix"]
+    for value, ids in (("0", ["K13"]), ("", ["K13"]), ("1", ["K19", "K13"])):
+        assert doctor(folder / "x.so", "--gpu", "9.0", "--root", folder, env={"CUDA_DISABLE_PTX_JIT": value}).ids() == ids
+        assert doctor(folder / "y.so", "--gpu", "9.0", "--root", folder, env={"CUDA_DISABLE_PTX_JIT": value}).ids() == []
+
+
 def suffixes_in_both_layouts(doctor, folder):
     for sm, suffix, toolkit in ((90, "a", 128), (90, "a", 130), (120, "a", 130), (100, "f", 130)):
         a = verdict(doctor, folder, elf(fatbin=container(entry(2, sm, cubin(sm, suffix, toolkit=toolkit), suffix))), "--gpu", "9.0")
@@ -172,7 +212,7 @@ def exit_codes(doctor, folder):
     assert doctor.run(folder / "x.so", "--gpu", "8.7", "--root", folder, "--strict").returncode == 2
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
-    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 60
+    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 61
 
 
 def control_bytes_do_not_reach_the_terminal(doctor, folder):
