@@ -5,6 +5,7 @@
 #include "doc.h"
 #include "sha256.h"
 #include "status.h"
+#include "zip_file.h"
 
 enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048 };
 
@@ -19,6 +20,19 @@ static void report_damage(doc *d, doc_file *file) {
   doc_report(d, "F01", file, file->package, keys);
 }
 
+/* One walk over a file's containers. A trial is silent: at the first damage it has failed, and another way is taken. */
+typedef struct walk {
+  doc *d;
+  krait_scan *scan;
+  doc_file *file;
+  int is_trial, is_damaged;
+} walk;
+
+static void damaged(walk *w) {
+  w->is_damaged = 1;
+  if (!w->is_trial) report_damage(w->d, w->file);
+}
+
 /* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
 static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
   char name[MAX_KERNEL_NAME];
@@ -30,42 +44,93 @@ static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
   if (kr_scan_toolkit(scan)) c->toolkit = kr_scan_toolkit(scan);
 }
 
-static void read_images(doc *d, krait_scan *scan, doc_file *file, doc_container *c) {
+static void report_image(walk *w, const krait_image *image) {
+  doc *d = w->d;
+  w->is_damaged = 1;
+  if (w->is_trial) return;
+  const char *keys[] = {"why", kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image->label_sm,
+                                              (unsigned long long)image->offset), NULL};
+  doc_finding *f = doc_report(d, "F01", w->file, w->file->package, keys);
+  if (f) f->offset = (int64_t)image->offset;
+}
+
+static void read_images(walk *w, doc_container *c) {
+  doc *d = w->d;
   krait_image image = {.size = sizeof image};
   int32_t status;
   int has_ptx = 0, n_cubins = 0;
-  while ((status = krait_scan_next_image(scan, &image)) == 1 && !kr_arena_failed(d->arena)) {
+  while ((status = krait_scan_next_image(w->scan, &image)) == 1 && !kr_arena_failed(d->arena)) {
     *(krait_image *)kr_list_push(d->arena, &c->images) = image;
     has_ptx |= image.kind == KRAIT_IMAGE_PTX;
     n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
-    if (image.damaged) {
-      const char *keys[] = {"why", kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image.label_sm,
-                                                  (unsigned long long)image.offset), NULL};
-      doc_finding *f = doc_report(d, "F01", file, file->package, keys);
-      if (f) f->offset = (int64_t)image.offset;
-    }
-    if (image.kind == KRAIT_IMAGE_CUBIN && c->n_kernels == 0 && !image.damaged) read_kernels(d, scan, c);
+    if (image.damaged) report_image(w, &image);
+    if (image.kind == KRAIT_IMAGE_CUBIN && c->n_kernels == 0 && !image.damaged) read_kernels(d, w->scan, c);
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
   if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins))) c->n_kernels = -1; /* only cubins can show that they are a stub */
-  if (c->toolkit > file->toolkit) file->toolkit = c->toolkit;
-  if (status < 0) report_damage(d, file);
+  if (c->toolkit > w->file->toolkit) w->file->toolkit = c->toolkit;
+  if (status < 0) damaged(w);
 }
 
-static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
+static void walk_containers(walk *w) {
   krait_container container = {.size = sizeof container};
-  int32_t status;
-  while ((status = krait_scan_next_container(scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT && !kr_arena_failed(d->arena)) {
+  doc *d = w->d;
+  doc_file *file = w->file;
+  int32_t status = 0;
+  file->containers = KR_LIST(doc_container);
+  while (!(w->is_trial && w->is_damaged) && (status = krait_scan_next_container(w->scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT &&
+         !kr_arena_failed(d->arena)) {
     doc_container *c = kr_list_push(d->arena, &file->containers);
     *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
                          .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *),
                          .verdict = KRAIT_VERDICT_STUB};
-    read_images(d, scan, file, c);
-    c->linked = kr_scan_is_linked(scan, container.offset) == 1;
-    file->has_fatbin = 1;
+    read_images(w, c);
   }
-  if (status < 0) report_damage(d, file);
+  if (status < 0) damaged(w);
+}
+
+static uint64_t end_of(const doc_container *c) { return (c->offset + c->bytes + 7) & ~7ull; }
+
+/* What the section table says of the containers that a search found: 1 when they fill its sections without a gap, so that a walk over the
+ * sections would have found the same. Those outside were bytes that look like one. */
+static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
+  int n;
+  size_t n_placed = 0, k = 0;
+  const kr_scan_region *regions = kr_scan_regions(scan, &n);
+  if (n && regions[0].find) return 1; /* no section table: the search was right */
+  for (int i = 0; i < n; i++) {
+    uint64_t at = regions[i].offset;
+    if (i && regions[i].offset < regions[i - 1].end) return 0;
+    while (k < file->containers.n && KR_AT(file->containers, doc_container, k)->offset < at) k++;
+    for (; k < file->containers.n && at < regions[i].end; k++) {
+      doc_container *c = KR_AT(file->containers, doc_container, k);
+      if (c->offset != at || c->bytes > regions[i].end - at) break;
+      at = end_of(c);
+      c->section = kr_arena_copy(d->arena, regions[i].section, strlen(regions[i].section));
+      c->relocatable = regions[i].relocatable;
+      *KR_AT(file->containers, doc_container, n_placed++) = *c;
+    }
+    if (at < regions[i].end && regions[i].end - at >= KR_FATBIN_HEADER_BYTES) return 0;
+  }
+  file->containers.n = n_placed;
+  return 1;
+}
+
+/* Sections are named at the end of a file. Where that is far away, first search, then ask; if in doubt, walk again by sections. */
+static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
+  walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1}, whole = {.d = d, .scan = scan, .file = file};
+  int is_done = 0;
+  if (kr_scan_source(scan)->is_forward && kr_scan_set_forward(scan)) {
+    walk_containers(&trial);
+    is_done = kr_scan_begin_sections(scan) == KRAIT_OK && !trial.is_damaged && place_containers(d, scan, file);
+  }
+  if (!is_done) walk_containers(&whole);
+  file->has_fatbin = file->containers.n > 0;
   file->has_relfatbin = kr_scan_has_relfatbin(scan);
+  for (size_t i = 0; file->has_relfatbin && i < file->containers.n; i++) {
+    doc_container *c = KR_AT(file->containers, doc_container, i);
+    c->linked = kr_scan_is_linked(scan, c->offset) == 1;
+  }
 }
 
 typedef struct version_user {
@@ -154,7 +219,8 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   classify(file);
   krait_scan_close(&scan);
   char hex[65];
-  if ((source->size <= HASH_LIMIT_BYTES || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
+  const uint64_t most = source->is_forward ? KR_ZIP_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
+  if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
   return file;
 }
 

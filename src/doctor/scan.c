@@ -9,12 +9,6 @@
 enum { MAX_REGIONS = 64, HEAD_BYTES = 65536, MAX_UNPACK_BYTES = 48 << 20, MAX_WRAPPERS = 4096 };
 enum { FIND_BACK_TO_BACK, FIND_SEARCH, FIND_CUBIN };
 
-typedef struct region {
-  char section[24];
-  uint64_t offset, end;
-  int find, relocatable;
-} region;
-
 struct krait_scan {
   kr_source *source, own;
   int32_t kind;
@@ -22,14 +16,15 @@ struct krait_scan {
   kr_elf elf;
   kr_dynamic dynamic;
   int32_t dynamic_status; /* 1: not read yet */
-  region regions[MAX_REGIONS];
-  int n_regions, current;
+  kr_scan_region regions[MAX_REGIONS];
+  int n_regions, current, is_forward;
   uint64_t ar_at;      /* archives: where the next member starts */
   kr_fatbin fatbin;    /* the container that came last */
   int have_fatbin, is_bare;
   uint64_t entry_at, n_entries;
   kr_entry entry;      /* the image that came last */
   int have_entry;
+  uint64_t wrappers, n_wrappers; /* the table, not read yet */
   uint64_t *linked; /* where the wrappers say that linked containers lie */
   size_t n_linked;
   int knows_linked; /* the wrappers could be read */
@@ -46,16 +41,18 @@ struct krait_scan {
 
 static void add_region(krait_scan *s, const char *section, uint64_t offset, uint64_t bytes, int find, int relocatable) {
   if (s->n_regions == MAX_REGIONS || !kr_range_fits(offset, bytes, s->source->size) || !bytes) return;
-  region *r = &s->regions[s->n_regions++];
-  *r = (region){.offset = offset, .end = offset + bytes, .find = find, .relocatable = relocatable};
+  kr_scan_region *r = &s->regions[s->n_regions++];
+  *r = (kr_scan_region){.offset = offset, .end = offset + bytes, .find = find, .relocatable = relocatable};
   size_t n = strlen(section) < sizeof r->section - 1 ? strlen(section) : sizeof r->section - 1;
   memcpy(r->section, section, n);
 }
 
-/* Read once, before the walk: sources may be costly to go back in. The linker may leave no addend; then nothing is known. */
-static void read_wrappers(krait_scan *s, uint64_t at, uint64_t n) {
+/* Read at the first question, for most files have none and sources may be costly to go back in. The linker may leave no addend; then
+ * nothing is known. */
+static void read_wrappers(krait_scan *s) {
+  const uint64_t at = s->wrappers, n = s->n_wrappers < MAX_WRAPPERS ? s->n_wrappers : MAX_WRAPPERS;
+  s->n_wrappers = 0;
   if (s->linked || n == 0) return;
-  if (n > MAX_WRAPPERS) n = MAX_WRAPPERS;
   s->linked = kr_alloc_array((size_t)n, sizeof *s->linked);
   for (uint64_t i = 0; s->linked && i < n; i++) {
     uint8_t w[24];
@@ -76,7 +73,8 @@ static int32_t add_elf_regions(krait_scan *s, kr_elf *elf) {
     if (strcmp(name, ".text") == 0 || strcmp(name, ".dynsym") == 0 || strcmp(name, ".symtab") == 0) named = 1;
     if (strcmp(name, ".nv_fatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 0);
     if (strcmp(name, "__nv_relfatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 1);
-    if (strcmp(name, ".nvFatBinSegment") == 0 && elf == &s->elf) read_wrappers(s, section.offset, section.size / 24);
+    if (strcmp(name, ".nvFatBinSegment") == 0 && elf == &s->elf) s->wrappers = section.offset, s->n_wrappers = section.size / 24;
+    if (s->deep && strcmp(name, ".cask_resource") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_SEARCH, 0); /* cuBLAS */
     if (s->deep && (strcmp(name, ".rodata") == 0 || strcmp(name, ".data") == 0))
       add_region(s, name, elf->base + section.offset, section.size, FIND_CUBIN, 0);
   }
@@ -196,6 +194,48 @@ const kr_dynamic *kr_scan_dynamic(krait_scan *scan) {
 kr_source *kr_scan_source(krait_scan *scan) { return scan->source; }
 
 /* ---- containers ---- */
+/* The end of what the loader would read first in this segment, the dynamic table, or the segment's own end. */
+static uint64_t dynamic_end(const krait_scan *s, const kr_segment *load) {
+  for (uint32_t i = 0; i < s->elf.n_segments; i++) {
+    kr_segment segment;
+    if (kr_elf_segment(&s->elf, i, &segment) < 0 || segment.type != 2 || segment.file_bytes > s->source->size) continue;
+    uint64_t end = segment.offset + segment.file_bytes;
+    if (segment.offset >= load->offset && end > segment.offset && end < load->offset + load->file_bytes) return end;
+  }
+  return load->offset + load->file_bytes;
+}
+
+int kr_scan_set_forward(krait_scan *s) {
+  if (s->kind != KRAIT_FILE_ELF || s->deep || s->current >= 0 || !s->elf.n_segments) return 0;
+  for (uint32_t i = 0; i < s->elf.n_segments; i++) {
+    kr_segment segment;
+    if (kr_elf_segment(&s->elf, i, &segment) < 0) return 0;
+    if (segment.type != 1 || !segment.file_bytes) continue;
+    if (!kr_range_fits(segment.offset, segment.file_bytes, s->source->size) || s->n_regions + 2 > MAX_REGIONS) return 0;
+    uint64_t middle = dynamic_end(s, &segment), end = segment.offset + segment.file_bytes;
+    add_region(s, "search", segment.offset, middle - segment.offset, FIND_SEARCH, 0);
+    add_region(s, "search", middle, end - middle, FIND_SEARCH, 0);
+  }
+  s->current = 0;
+  return s->is_forward = s->n_regions > 0;
+}
+
+/* The source has just passed a part of the file: what lies at its end may be asked for later, when it is gone. */
+static void touch_end(krait_scan *s, const kr_scan_region *r) {
+  uint8_t bytes[64];
+  for (uint64_t back = sizeof bytes; back <= 8192 && back <= r->end - r->offset; back *= 2) kr_source_read(s->source, r->end - back, bytes, sizeof bytes);
+}
+
+int32_t kr_scan_begin_sections(krait_scan *s) {
+  s->n_regions = s->current = s->have_fatbin = s->is_forward = 0;
+  return add_elf_regions(s, &s->elf);
+}
+
+const kr_scan_region *kr_scan_regions(const krait_scan *s, int *n) {
+  *n = s->n_regions;
+  return s->regions;
+}
+
 static int32_t begin_regions(krait_scan *s) {
   s->current = 0;
   switch (s->kind) {
@@ -223,7 +263,7 @@ static int32_t next_member(krait_scan *s) {
 }
 
 /* A cubin that lies bare in a section: the next ELF header for machine 190 at a multiple of 4. */
-static int32_t find_bare_cubin(krait_scan *s, uint64_t from, const region *r, kr_fatbin *found) {
+static int32_t find_bare_cubin(krait_scan *s, uint64_t from, const kr_scan_region *r, kr_fatbin *found) {
   uint8_t window[4096];
   for (uint64_t at = (from + 3) & ~3ull; at < r->end && r->end - at >= 64;) {
     size_t n = r->end - at < sizeof window ? (size_t)(r->end - at) : sizeof window;
@@ -239,10 +279,15 @@ static int32_t find_bare_cubin(krait_scan *s, uint64_t from, const region *r, kr
   return 0;
 }
 
-static int32_t next_in_region(krait_scan *s, const region *r, kr_fatbin *found) {
+static int32_t next_in_region(krait_scan *s, const kr_scan_region *r, kr_fatbin *found) {
   uint64_t from = s->have_fatbin ? s->fatbin.offset + s->fatbin.size : r->offset;
   if (r->find == FIND_CUBIN) return find_bare_cubin(s, from, r, found);
-  if (r->find == FIND_SEARCH) return kr_fatbin_search(s->source, from, r->end, found);
+  if (r->find == FIND_SEARCH) {
+    if (s->have_fatbin && kr_fatbin_next(s->source, r->offset, r->end, &s->fatbin, found) == 1) return 1; /* usual, and cheaper than a search */
+    int32_t status = kr_fatbin_search(s->source, from, r->end, found);
+    if (status == 0 && s->is_forward) touch_end(s, r);
+    return status;
+  }
   return kr_fatbin_next(s->source, r->offset, r->end, s->have_fatbin ? &s->fatbin : NULL, found);
 }
 
@@ -252,14 +297,14 @@ static int32_t bare_file(krait_scan *s, kr_fatbin *found) {
   return 1;
 }
 
-static int32_t find_next(krait_scan *s, kr_fatbin *found, const region **where) {
-  static const region whole = {.section = "file"};
+static int32_t find_next(krait_scan *s, kr_fatbin *found, const kr_scan_region **where) {
+  static const kr_scan_region whole = {.section = "file"};
   *where = &whole;
   s->is_bare = s->kind == KRAIT_FILE_CUBIN || s->kind == KRAIT_FILE_PTX;
   if (s->is_bare) return bare_file(s, found);
   for (;;) {
     for (; s->current < s->n_regions; s->current++, s->have_fatbin = 0) {
-      const region *r = &s->regions[s->current];
+      const kr_scan_region *r = &s->regions[s->current];
       int32_t status = next_in_region(s, r, found);
       if (status == 0) continue;
       if (status < 0) s->current++, s->have_fatbin = 0; /* the rest of this region is lost */
@@ -274,7 +319,7 @@ static int32_t find_next(krait_scan *s, kr_fatbin *found, const region **where) 
 }
 
 int32_t krait_scan_next_container(krait_scan *s, krait_container *container) {
-  const region *where;
+  const kr_scan_region *where;
   kr_fatbin found = {0};
   KR_CHECK(container->size >= sizeof *container, KRAIT_ERR_STRUCT_SIZE, "container: size is not set");
   if (s->current < 0) KR_TRY(begin_regions(s));
@@ -299,6 +344,7 @@ int kr_scan_has_relfatbin(const krait_scan *s) {
 }
 
 int kr_scan_is_linked(krait_scan *s, uint64_t container_offset) {
+  read_wrappers(s);
   if (!s->knows_linked) return -1;
   for (size_t i = 0; i < s->n_linked; i++)
     if (s->linked[i] == container_offset) return 1;

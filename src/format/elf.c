@@ -20,14 +20,14 @@ int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes)
   return kr_source_read(elf->source, elf->base + offset, out, bytes);
 }
 
-/* Counts that do not fit their fields live in section 0. */
+/* Counts that do not fit their fields live in section 0, which is read for no other reason: it lies at the end of the file. */
 static int32_t read_long_counts(kr_elf *elf) {
   uint8_t h[SHDR_BYTES];
   if (!elf->shoff || !kr_range_fits(elf->shoff, SHDR_BYTES, elf->size)) {
     elf->n_sections = 0;
     return KRAIT_OK;
   }
-  KR_TRY(kr_elf_read(elf, elf->shoff, h, sizeof h));
+  if (elf->n_sections == 0 || elf->name_section == 0xffff) KR_TRY(kr_elf_read(elf, elf->shoff, h, sizeof h));
   if (elf->n_sections == 0) elf->n_sections = kr_le64(h + 32) > UINT32_MAX ? 0 : (uint32_t)kr_le64(h + 32);
   if (elf->name_section == 0xffff) elf->name_section = kr_le32(h + 40);
   uint64_t room = (elf->size - elf->shoff) / SHDR_BYTES;

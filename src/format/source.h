@@ -14,6 +14,7 @@ struct kr_source {
   const char *name;      /* for messages; borrowed */
   const uint8_t *memory; /* kr_source_memory */
   int fd;                /* kr_source_open */
+  int is_forward;        /* going back may mean to begin again: read in one direction where you can */
 };
 
 int32_t kr_source_open(kr_source *source, const char *path); /* regular files only */

@@ -9,7 +9,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = 24 << 20, HEAD_BYTES = 16 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
+enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_ZIP_WINDOW_BYTES, HEAD_BYTES = 8 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
 #define MAX_TOTAL_BYTES (64ull << 30)
 
 struct kr_zip {
@@ -97,7 +97,7 @@ typedef struct stream {
   zip_t *zip;
   zip_file_t *file;
   zip_uint64_t index;
-  uint64_t begin, end; /* the window holds these bytes of the member */
+  uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
   size_t cap;
   int n_starts;
   uint8_t *window, *head; /* the head stays: headers and string tables are read again and again */
@@ -116,24 +116,23 @@ static int32_t restart(stream *s) {
   return KRAIT_OK;
 }
 
-/* Unpacks one more piece; the older half of a full window goes. */
+/* Unpacks one more piece, in the place of the oldest when the window is full. */
 static int32_t advance(stream *s) {
-  size_t held = (size_t)(s->end - s->begin);
-  if (s->cap - held < PIECE_BYTES) {
-    size_t keep = s->cap / 2 < held ? s->cap / 2 : held;
-    memmove(s->window, s->window + held - keep, keep);
-    s->begin = s->end - keep;
-    held = keep;
-  }
   uint64_t left = s->source.size - s->end;
-  zip_int64_t got = zip_fread(s->file, s->window + held, left < PIECE_BYTES ? left : PIECE_BYTES);
-  KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", s->source.name, (unsigned long long)s->end);
+  size_t want = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES, have = 0;
+  uint8_t *piece = s->window + (size_t)(s->end % s->cap);
+  if (s->end - s->begin >= s->cap) s->begin += PIECE_BYTES;
+  while (have < want) {
+    zip_int64_t got = zip_fread(s->file, piece + have, want - have);
+    KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", s->source.name, (unsigned long long)s->end + have);
+    have += (size_t)got;
+  }
   if (s->end == s->head_bytes && s->head_bytes < s->head_cap) {
-    size_t n = (size_t)got < s->head_cap - s->head_bytes ? (size_t)got : s->head_cap - s->head_bytes;
-    memcpy(s->head + s->head_bytes, s->window + held, n);
+    size_t n = have < s->head_cap - s->head_bytes ? have : s->head_cap - s->head_bytes;
+    memcpy(s->head + s->head_bytes, piece, n);
     s->head_bytes += n;
   }
-  s->end += (uint64_t)got;
+  s->end += have;
   return KRAIT_OK;
 }
 
@@ -159,7 +158,7 @@ static void keep_block(stream *s, uint64_t offset) {
   if (from < s->begin) from = s->begin;
   if (!s->blocks && !(s->blocks = kr_alloc((size_t)N_BLOCKS * BLOCK_BYTES))) return;
   int i = s->next_block++ % N_BLOCKS;
-  memcpy(s->blocks + (size_t)i * BLOCK_BYTES, s->window + (from - s->begin), (size_t)(end - from));
+  memcpy(s->blocks + (size_t)i * BLOCK_BYTES, s->window + (size_t)(from % s->cap), (size_t)(end - from));
   s->block_at[i] = from;
   s->block_bytes[i] = (size_t)(end - from);
 }
@@ -173,8 +172,9 @@ static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t
     if (!n) {
       if (offset < s->begin || !s->file) KR_TRY(restart(s));
       while (s->end <= offset) KR_TRY(advance(s));
-      from = s->window + (offset - s->begin);
-      n = (size_t)(s->end - offset);
+      from = s->window + (size_t)(offset % s->cap);
+      n = PIECE_BYTES - (size_t)(offset % PIECE_BYTES);
+      if (n > s->end - offset) n = (size_t)(s->end - offset);
       if (is_small && offset >= s->head_bytes) keep_block(s, offset);
     }
     if (n > bytes) n = bytes;
@@ -189,7 +189,7 @@ int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
   *source = NULL;
   KR_TRY(kr_zip_member_at(zip, i, &member));
   stream *s = kr_zalloc(sizeof *s);
-  size_t cap = member.bytes + PIECE_BYTES < WINDOW_BYTES ? (size_t)member.bytes + PIECE_BYTES : WINDOW_BYTES;
+  size_t cap = member.bytes < WINDOW_BYTES ? ((size_t)member.bytes / PIECE_BYTES + 1) * PIECE_BYTES : WINDOW_BYTES;
   size_t head_cap = member.bytes < HEAD_BYTES ? (size_t)member.bytes : HEAD_BYTES;
   uint8_t *window = kr_alloc(cap), *head = kr_alloc(head_cap);
   if (!s || !window || !head) {
@@ -198,7 +198,7 @@ int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
     kr_free(head);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
   }
-  *s = (stream){.source = {.read = read_stream, .size = member.bytes, .name = member.name, .fd = -1}, .zip = zip->zip, .index = (zip_uint64_t)i,
+  *s = (stream){.source = {.read = read_stream, .size = member.bytes, .name = member.name, .fd = -1, .is_forward = 1}, .zip = zip->zip, .index = (zip_uint64_t)i,
                 .cap = cap, .window = window, .head = head, .head_cap = head_cap};
   *source = &s->source;
   return KRAIT_OK;

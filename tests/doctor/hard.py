@@ -179,6 +179,30 @@ def large_members_are_read_in_windows(doctor, folder):
     assert a["files"][0]["verdict"] == "native" and a["files"][0]["needed"] == ["libc10.so"] and a["exit"] == 0, a["findings"]
 
 
+def members_of_a_wheel_are_judged_like_files(doctor, folder):
+    """A wheel's member is searched in one direction and its section table asked afterwards: whatever the file is like, the answer must be that for the file."""
+    noise, rel = random.Random(3).randbytes(1 << 20), container(entry(2, 75, cubin(75, relocatable=True)), "ptx80")
+    broken = bytearray(container(80, 90))
+    broken[16 + 8 : 16 + 16] = b"\xff" * 8
+    shapes = {
+        "plain": elf(fatbin=container(80, "ptx80") + container(90)), "none": elf(undefined=["_ZN2at1xEv"]), "no_sections": elf(fatbin=container(80) + container(90), sections=False),
+        "outside": elf(rodata=container(75), fatbin=container(80)), "between": elf(rodata=container(75)), "padded": elf(fatbin=container(80) + b"\0" * 64),
+        "gap": elf(fatbin=b"\0" * 64 + container(80)), "damaged": elf(fatbin=container(80) + bytes(broken)), "cut": elf(fatbin=container(80) + container(90, damage=True)),
+        "relocatable": elf(fatbin=container(75), relfatbin=rel), "old": elf(fatbin=struct.pack("<I", 0x1EE55A01) + b"\0" * 60), "not_elf": b"text", "bad_image": elf(fatbin=container(entry(2, 80, b"x" * 200))),
+        "large": elf(rodata=noise * 40, fatbin=container(80) + container(90), undefined=["_ZN2at1xEv"], needed=["libc10.so"], versions=[("libc.so.6", "GLIBC_2.34")]),
+    }
+    name = folder / "x-1.0-cp311-cp311-linux_x86_64.whl"
+    wheel(name, {f"{n}.so": data for n, data in shapes.items()}, name="x", version="1.0")
+    inside = doctor(name, "--gpu", "9.0", "--root", folder)
+    for n, data in shapes.items():
+        alone = verdict(doctor, folder, data, "--gpu", "9.0", name=f"{n}.so")
+        a, b = alone["files"][0], next(f for f in inside["files"] if f["path"].endswith(f"/{n}.so"))
+        for key in ("kind", "containers", "needed", "versions", "verdict", "missing_symbols"):
+            assert a[key] == b[key], (n, key, a[key], b[key])
+        found = [f["id"] for f in inside["findings"] if (f["file"] or "").endswith(f"/{n}.so")]
+        assert alone.ids() == found, (n, alone.ids(), found)
+
+
 def wheel_names_with_escapes(doctor, folder):
     log = "pip install https://github.com/state-spaces/mamba/releases/download/v2.2.2/mamba_ssm-2.2.2%2Bcu121torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl"
     assert "+cu122torch2.2" in doctor("--root", folder, log=log).find("W04")["explain"]
