@@ -50,6 +50,18 @@ def ar_archive():
     return b"!<arch>\n" + b"".join(member + str(n).encode().ljust(10) + b"`\n" + bytes(n) for n in (4, 6, 0))
 
 
+def old_list():
+    return b"ld.so-1.7.0\0" + struct.pack("<I", 1) + struct.pack("<III", 3, 0, 10) + b"\0" * 4
+
+
+def library_list(before):
+    strings, entries, at = b"", b"", 48 + 2 * 24
+    for name, flags in ((b"libz.so.1", 0x0A03), (b"libc.so.6", 0x0303)):
+        entries += struct.pack("<IIIIQ", flags, at + len(strings), at + len(strings) + 10, 0, 0)
+        strings += name + b"\0/lib/" + name + b"\0"
+    return before + b"glibc-ld.so.cache1.1" + struct.pack("<IIIIIII", 2, len(strings), 2, 0, 0, 0, 0) + entries + strings
+
+
 PTX = b"//\n.version 6.0\n.target sm_50\n.address_size 64\n.visible .entry scan(\n.param .u64 a)\n{\nret;\n}\n"
 
 PINS = [b"torch==2.8.0\nflash_attn==2.7.4 ; python_version > '3'\nmamba-ssm @ https://x/mamba_ssm-2.2.4+cu12torch2.4cxx11abiFALSE-cp311-cp311-linux_x86_64.whl\n",
@@ -75,6 +87,7 @@ SEEDS = {
     "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in LOGS],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
+    "ldcache": [library_list(b""), library_list(old_list())],
     "ptx": [PTX],
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),

@@ -1,4 +1,4 @@
-/* diagnose_libraries.c: L01 to L05, S05, S06: the libraries that a file needs, and those that it would get. */
+/* diagnose_libraries.c: L01 to L05, L07, S05 to S07: the libraries that a file needs, and those that it would get. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdlib.h>
@@ -18,22 +18,32 @@ static int is_base_library(const char *name) {
   return 0;
 }
 
-/* In the folder where its package puts it: torch preloads these. */
-static int is_in_site(doc *d, const kr_row *soname) {
-  for (size_t i = 0; i < d->sites.n; i++)
-    for (size_t k = 0; k < d->files.n; k++) {
-      const doc_file *file = KR_AT(d->files, doc_file, k);
-      if (strcmp(file->name, soname->column[0]) == 0 && strncmp(file->path, DOC_TEXT(d->sites, i), strlen(DOC_TEXT(d->sites, i))) == 0) return 1;
-    }
-  return 0;
+static int is_below(const char *path, const char *folder, const char *rest) {
+  size_t n = strlen(folder), m = strlen(rest);
+  return n && strncmp(path, folder, n) == 0 && strncmp(path + n, rest, m) == 0;
 }
 
-static int torch_brings(doc *d, const char *name) {
+/* The library of this name that `import torch` loads: out of its own folder, or of the nvidia packages. Its name then wins over every path. */
+static const doc_file *loaded_with_torch(const doc *d, const char *name) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
-    if (strcmp(file->name, name) == 0 || strcmp(file->soname, name) == 0) return 1;
+    if (file->in_wheel || (strcmp(file->name, name) != 0 && strcmp(file->soname, name) != 0)) continue;
+    if (is_below(file->path, d->torch_lib, "/")) return file;
+    for (size_t k = 0; k < d->sites.n; k++)
+      if (is_below(file->path, DOC_TEXT(d->sites, k), "/nvidia/")) return file;
   }
-  return 0;
+  return NULL;
+}
+
+/* There, but where the loader does not look. */
+static void add_nearby(doc *d, doc_finding *f, const char *name) {
+  static const char *const folders[] = {"/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/local/lib"};
+  for (size_t i = 0; f && i < sizeof folders / sizeof *folders; i++) {
+    if (!doc_exists(d, kr_arena_print(d->arena, "%s/%s", folders[i], name))) continue;
+    doc_evidence(d, f, "there is one in %s, where the loader does not look", folders[i]);
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "or: export LD_LIBRARY_PATH=%s", folders[i]));
+    return;
+  }
 }
 
 static void check_needed(doc *d, const doc_file *file) {
@@ -46,12 +56,14 @@ static void check_needed(doc *d, const doc_file *file) {
       continue;
     }
     const kr_row *row = kr_tables_find(d->tables, "soname", name);
-    if (torch_brings(d, name) || (row && is_in_site(d, row))) continue;
+    if (loaded_with_torch(d, name)) continue;
     if (!row && !file->is_cuda) continue;
     n_other++;
     const char *n = row && *row->column[1] != '0' ? row->column[1] : "unknown";
     const char *keys[] = {"lib", name, "n", n, "package", row ? row->column[2] : name, NULL};
-    doc_evidence(d, doc_report(d, "L01", file, "", keys), "NEEDED %s: not found by RUNPATH, LD_LIBRARY_PATH, the system's folders or beside torch", name);
+    doc_finding *f = doc_report(d, "L01", file, "", keys);
+    doc_evidence(d, f, "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch", name);
+    add_nearby(d, f, name);
   }
   doc_finding *f = n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
   if (f) f->hidden = !d->log.given; /* true of every extension: news only to somebody with an error */
@@ -68,17 +80,87 @@ static const char *newest_needed(doc *d, const doc_file *file, const char *prefi
   return best;
 }
 
+static void add_provided(void *user, const char *file, const char *version) {
+  doc *d = user;
+  (void)file;
+  doc_add_text(d, &KR_AT(d->provided, doc_provided, d->provided.n - 1)->versions, kr_arena_copy(d->arena, version, strlen(version)));
+}
+
+/* The versions that a library defines; each library is read once. */
+static const kr_list *versions_of(doc *d, const char *path) {
+  krait_scan *scan;
+  for (size_t i = 0; i < d->provided.n; i++)
+    if (strcmp(KR_AT(d->provided, doc_provided, i)->path, path) == 0) return &KR_AT(d->provided, doc_provided, i)->versions;
+  doc_provided *kept = kr_list_push(d->arena, &d->provided);
+  *kept = (doc_provided){.path = path, .versions = KR_LIST(const char *)};
+  if (krait_scan_open(path, &scan) == KRAIT_OK) {
+    if (kr_scan_elf(scan)) kr_elf_versions(kr_scan_elf(scan), kr_scan_dynamic(scan), 0, add_provided, d);
+    krait_scan_close(&scan);
+  }
+  return &KR_AT(d->provided, doc_provided, d->provided.n - 1)->versions;
+}
+
+static const char *number_of(const char *version) {
+  const char *mark = strrchr(version, '_');
+  return mark ? mark + 1 : version;
+}
+
+/* Of one family, as CXXABI_1.3.13 and CXXABI_1.3.9, the newest. */
+static const char *newest_like(const kr_list *versions, const char *like) {
+  const char *best = "";
+  size_t n = (size_t)(number_of(like) - like);
+  for (size_t i = 0; i < versions->n; i++) {
+    const char *version = DOC_TEXT(*versions, i);
+    if (strncmp(version, like, n) == 0 && isdigit((unsigned char)version[n]) && (!*best || kr_compare_versions(version + n, best + n) > 0)) best = version;
+  }
+  return best;
+}
+
+static void report_version(doc *d, const doc_file *file, const doc_version *v, const char *path, const kr_list *has) {
+  int is_gcc = strncmp(v->file, "libstdc++.", 10) == 0 || strncmp(v->file, "libgcc_s.", 9) == 0;
+  const char *best = newest_like(has, v->version), *folder = kr_arena_copy(d->arena, path, (size_t)(strrchr(path, '/') ? strrchr(path, '/') - path : 0));
+  const doc_package *p = NULL;
+  for (size_t i = 0; i < d->files.n; i++)
+    if (strcmp(KR_AT(d->files, doc_file, i)->path, path) == 0) p = doc_find_package(d, KR_AT(d->files, doc_file, i)->package);
+  const char *fixed = p ? kr_arena_print(d->arena, "pip install --upgrade %s", p->name) : kr_arena_print(d->arena, "install a newer %s, or a build made for this one", v->file);
+  const char *keys[] = {"need", v->version, "have", *best ? best : "no such version", "lib", v->file, "fixed", fixed, NULL};
+  doc_finding *f = doc_report(d, is_gcc ? "L04" : strncmp(v->file, "libc.so.", 8) == 0 ? "L03" : "L07", file, "", keys);
+  doc_evidence(d, f, ".gnu.version_r asks for %s of %s; .gnu.version_d of %s has %s", v->version, v->file, path, *best ? best : "no such version");
+  if (f && !*d->root && *folder && strstr(d->env_library_path, folder)) {
+    doc_evidence(d, f, "LD_LIBRARY_PATH leads there");
+    f->fixes.n = 0;
+    doc_add_text(d, &f->fixes, "unset LD_LIBRARY_PATH");
+  }
+}
+
+/* Every version that the file asks for, against the library that the loader would take; the newest missing one of a library tells enough. A
+ * library without any versions is taken as it is. */
+static void check_each_version(doc *d, const doc_file *file) {
+  for (size_t i = 0; i < file->versions.n; i++) {
+    const doc_version *v = KR_AT(file->versions, doc_version, i);
+    const doc_file *loaded = loaded_with_torch(d, v->file);
+    if (strncmp(v->version, "GLIBC_", 6) == 0 && isdigit((unsigned char)v->version[6])) continue; /* L03 compares these with the C library that runs */
+    const char *path = loaded ? loaded->path : doc_find_library(d, file, v->file);
+    const kr_list *has = *path ? versions_of(d, path) : NULL;
+    if (!has || !has->n || doc_has_text(has, v->version)) continue;
+    int is_newest = 1;
+    for (size_t k = 0; k < file->versions.n; k++) {
+      const doc_version *other = KR_AT(file->versions, doc_version, k);
+      if (k == i || strcmp(other->file, v->file) != 0 || doc_has_text(has, other->version)) continue;
+      is_newest &= kr_compare_versions(number_of(other->version), number_of(v->version)) < 0 || (k > i && strcmp(number_of(other->version), number_of(v->version)) == 0);
+    }
+    if (is_newest) report_version(d, file, v, path, has);
+  }
+}
+
 static void check_versions(doc *d, const doc_file *file) {
-  const char *libc = newest_needed(d, file, "GLIBC_"), *cxx = newest_needed(d, file, "GLIBCXX_");
+  const char *libc = newest_needed(d, file, "GLIBC_");
   const char *have = kr_arena_print(d->arena, "%d.%d", d->glibc / 100, d->glibc % 100);
   if (d->glibc && *libc && kr_compare_versions(libc, have) > 0) {
     const char *keys[] = {"need", libc, "have", have, NULL};
     doc_evidence(d, doc_report(d, "L03", file, "", keys), ".gnu.version_r asks for GLIBC_%s", libc);
   }
-  if (*d->libstdcxx && *cxx && kr_compare_versions(cxx, d->libstdcxx) > 0) {
-    const char *keys[] = {"need", kr_arena_print(d->arena, "GLIBCXX_%s", cxx), "have", d->libstdcxx, NULL};
-    doc_evidence(d, doc_report(d, "L04", file, "", keys), ".gnu.version_r asks for GLIBCXX_%s", cxx);
-  }
+  check_each_version(d, file);
 }
 
 static const char *machine_name(doc *d, int machine) {
@@ -107,14 +189,24 @@ static void check_library_path(doc *d) {
     const char *folder = kr_arena_copy(d->arena, p, n);
     DIR *dir = n && (!*d->torch_lib || strcmp(folder, d->torch_lib) != 0) ? opendir(folder) : NULL;
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-      if (!is_shadowing(entry->d_name) || !torch_brings(d, entry->d_name)) continue;
+      if (!is_shadowing(entry->d_name) || !loaded_with_torch(d, entry->d_name)) continue;
       const char *keys[] = {"lib", entry->d_name, "where", folder, NULL};
       doc_report(d, "S05", NULL, "", keys);
     }
     if (dir) closedir(dir);
-    if (n == 0) doc_add_text(d, &d->notes, "LD_LIBRARY_PATH has an empty element: the current directory is searched");
     p += n + (p[n] == ':');
   }
+}
+
+/* ---- S07: the current directory ---- */
+static void check_elements(doc *d, const doc_file *file, const char *paths, const char *what) {
+  kr_text clean = kr_text_begin(d->arena);
+  if (!doc_has_empty_element(paths)) return;
+  for (const char *p = paths; *p; p += strcspn(p, ":"), p += *p == ':')
+    if (*p != ':') kr_text_print(&clean, "%s%.*s", clean.length ? ":" : "", (int)strcspn(p, ":"), p);
+  const char *fixed = file ? kr_arena_print(d->arena, "patchelf --set-rpath '%s' %s", clean.at, file->path) : kr_arena_print(d->arena, "export LD_LIBRARY_PATH=%s", clean.at);
+  const char *keys[] = {"what", what, "fixed", clean.length ? fixed : "unset LD_LIBRARY_PATH", NULL};
+  doc_evidence(d, doc_report(d, "S07", file, "", keys), "%s=\"%s\"", what, paths);
 }
 
 /* ---- S06: what torch's metadata asks for ---- */
@@ -139,8 +231,9 @@ void doc_diagnose_libraries(doc *d) {
     if (!file->is_cuda && !file->is_extension) continue;
     if (check_machine(d, file)) continue;
     check_versions(d, file);
+    check_elements(d, file, *file->runpath ? file->runpath : file->rpath, *file->runpath ? "RUNPATH" : "RPATH");
     if (d->is_environment && !file->in_wheel && !file->is_torch) check_needed(d, file);
   }
-  if (!d->options.root && d->is_environment) check_library_path(d);
+  if (!d->options.root && d->is_environment) check_library_path(d), check_elements(d, NULL, d->env_library_path, "LD_LIBRARY_PATH");
   for (size_t i = 0; torch && i < torch->requires.n; i++) check_requirement(d, DOC_TEXT(torch->requires, i));
 }

@@ -120,6 +120,11 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys) {
     put(keys, "n", row && *row->column[1] != '0' ? row->column[1] : "unknown");
     put(keys, "package", row ? row->column[2] : lib);
   }
+  if (is(hit, "L07")) { /* L03 and L04 have their own texts */
+    const char *need = taken(hit, "need"), *slash = strrchr(lib, '/');
+    if (strncmp(need, "GLIBC", 5) == 0 || strncmp(need, "CXXABI", 6) == 0 || strncmp(need, "GCC_", 4) == 0) return 0;
+    put(keys, "lib", slash ? slash + 1 : lib);
+  }
   if (is(hit, "L04") && *taken(hit, "need")) put(keys, "need", kr_arena_print(d->arena, "GLIBCXX_%s", taken(hit, "need")));
   if (is(hit, "D01") && *taken(hit, "found")) {
     int found = atoi(taken(hit, "found"));

@@ -30,6 +30,11 @@ typedef struct doc_version {
   const char *file, *version;
 } doc_version;
 
+typedef struct doc_provided { /* the symbol versions that a library defines */
+  const char *path;
+  kr_list versions; /* const char * */
+} doc_provided;
+
 enum { DOC_ABI_UNKNOWN = -1, DOC_ABI_OLD = 0, DOC_ABI_NEW = 1, DOC_ABI_MIXED = 2 };
 
 typedef struct doc_file {
@@ -105,11 +110,17 @@ struct krait_report {
   int python; /* 311; 0 unknown */
   const char *python_source, *prefix;
   int glibc;  /* 236 for 2.36; 0 unknown */
-  const char *libstdcxx; /* newest GLIBCXX that the first libstdc++ has; "" */
   int machine;
   const char *nvcc, *nvcc_path;
   int has_nvidia_node, has_uvm_node, has_driver, has_jit;
   const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit, *env_no_cache;
+  /* How the loader would search: see loader.c. */
+  int knows_list, knows_interpreter;
+  char *list;               /* ld.so.cache; NULL: there is none */
+  size_t list_bytes;
+  kr_list system_libraries; /* doc_version: name, path */
+  const char *interpreter_rpath, *interpreter_origin;
+  kr_list provided;         /* doc_provided */
   int is_environment; /* a site-packages was examined */
   kr_list sites;      /* const char * */
   kr_list files;      /* doc_file */
@@ -155,9 +166,10 @@ const char *doc_header(doc *d, const char *text, const char *key);      /* first
 void doc_collect_facts(doc *d);
 const char *doc_path(doc *d, const char *path); /* below --root */
 int doc_exists(doc *d, const char *path);       /* the same */
-const char *doc_system_library(doc *d, const char *name); /* path in the system's library folders, or "" */
 
 /* loader.c */
+const char *doc_system_library(doc *d, const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
+int doc_has_empty_element(const char *paths);
 const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
 
 /* logtext.c */

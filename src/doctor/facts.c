@@ -176,18 +176,6 @@ static void collect_gpus(doc *d) {
 }
 
 /* ---- driver ---- */
-static const char *const library_folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu",
-                                              "/lib/aarch64-linux-gnu", "/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"};
-enum { N_FOLDERS = sizeof library_folders / sizeof *library_folders };
-
-const char *doc_system_library(doc *d, const char *name) {
-  for (int i = 0; i < N_FOLDERS; i++) {
-    const char *path = doc_path(d, kr_arena_print(d->arena, "%s/%s", library_folders[i], name));
-    if (access(path, F_OK) == 0) return path;
-  }
-  return "";
-}
-
 /* The version in the name of the file that libcuda.so.1 leads to. */
 static const char *user_driver(doc *d) {
   char target[512];
@@ -258,15 +246,11 @@ static int glibc_number(const char *text) {
 }
 
 static void collect_libc(doc *d) {
-  struct utsname name;
   const char *text = newest_defined(d, doc_system_library(d, "libc.so.6"), "GLIBC_");
 #ifdef __GLIBC__
   if (!*text && !*d->root) text = gnu_get_libc_version();
 #endif
   d->glibc = *text ? glibc_number(text) : 0;
-  const char *own = *d->prefix ? kr_arena_print(d->arena, "%s/lib/libstdc++.so.6", d->prefix) : "";
-  d->libstdcxx = *own && access(own, R_OK) == 0 ? newest_defined(d, own, "GLIBCXX_") : newest_defined(d, doc_system_library(d, "libstdc++.so.6"), "GLIBCXX_");
-  if (uname(&name) == 0) d->machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
 }
 
 /* ---- toolkit ---- */
@@ -316,6 +300,8 @@ static void collect_toolkit(doc *d) {
 }
 
 void doc_collect_facts(doc *d) {
+  struct utsname name;
+  if (uname(&name) == 0) d->machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
   d->env_library_path = foreign("LD_LIBRARY_PATH");
   d->env_visible = kr_env_foreign("CUDA_VISIBLE_DEVICES");
   d->env_force_jit = foreign("CUDA_FORCE_PTX_JIT");

@@ -14,7 +14,7 @@ static const char *fallback(doc *d, const char *key) {
       {"cuda", "another version"}, {"driver", "here"}, {"kernel", "one version"}, {"user", "another"}, {"where", "see the evidence"},
       {"built", "another one"}, {"machine", "another one"}, {"tag", "the wheel"}, {"best", "for this Python"}, {"other", "3"}, {"branch", "580"},
       {"older", "cu118"}, {"older_cuda", "an older one"}, {"ext_abi", "other"}, {"torch_abi", "other"}, {"TRUE", "TRUE or FALSE, as torch has it"},
-      {"want", "another version"}, {"family", "FAMILY"}, {"ptx", "newer"}, {"ptx_most", "less"}, {"left", "LEFT-OVER"}, {"symbol", "see the log"}};
+      {"want", "another version"}, {"family", "FAMILY"}, {"ptx", "newer"}, {"ptx_most", "less"}, {"left", "LEFT-OVER"}, {"symbol", "see the log"}, {"what", "a search path"}, {"fixed", "install the version that it asks for"}};
   if (strcmp(key, "build") == 0) return doc_build_command(d, "");
   if (strcmp(key, "index") == 0) return doc_index_for(d, doc_main_cc(d));
   if (strcmp(key, "cc") == 0 && doc_main_cc(d)) return kr_print_cc(d->arena, doc_main_cc(d));

@@ -140,7 +140,6 @@ typedef struct version_user {
 
 static void add_version(void *user, const char *file, const char *version) {
   version_user *u = user;
-  if (strncmp(version, "GLIBC", 5) != 0 && strncmp(version, "CXXABI_", 7) != 0 && strncmp(version, "GCC_", 4) != 0) return;
   doc_version *v = kr_list_push(u->d->arena, &u->file->versions);
   *v = (doc_version){kr_arena_copy(u->d->arena, file, strlen(file)), kr_arena_copy(u->d->arena, version, strlen(version))};
 }

@@ -1,33 +1,89 @@
-/* loader.c: where the dynamic loader would find a library that a file needs. */
+/* loader.c: where the dynamic loader would find a library that a file needs, in glibc's order: RPATH of the file, of whatever loaded it, and of
+ * the interpreter (unless the file has a RUNPATH), LD_LIBRARY_PATH, RUNPATH, ld.so.cache, the system's folders. */
+#define _GNU_SOURCE
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "doc.h"
+#include "ldcache.h"
+
+enum { MAX_CACHE_BYTES = 16 << 20, MAX_PATH = 4096, MAX_LOADERS = 64 };
 
 static const char *folder_of(doc *d, const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? kr_arena_copy(d->arena, path, (size_t)(slash - path)) : ".";
 }
 
-/* One element of a search path, with $ORIGIN in place. */
-static const char *expand(doc *d, const char *element, size_t n, const char *origin) {
+/* ---- the system's libraries ---- */
+static void read_list(doc *d) {
+  kr_source source;
+  const char *path = doc_path(d, "/etc/ld.so.cache");
+  d->knows_list = 1;
+  if (kr_source_open(&source, path) < 0) return;
+  char *bytes = source.size <= MAX_CACHE_BYTES ? kr_arena_try(d->arena, (size_t)source.size + 1) : NULL;
+  if (bytes && kr_source_read(&source, 0, bytes, (size_t)source.size) == KRAIT_OK) d->list = bytes, d->list_bytes = (size_t)source.size;
+  kr_source_close(&source);
+}
+
+static const char *find_in_list(doc *d, const char *name) {
+  char path[MAX_PATH];
+  kr_ldcache cache;
+  if (!d->knows_list) read_list(d);
+  kr_source source = kr_source_memory(d->list, d->list_bytes, "/etc/ld.so.cache");
+  if (!d->list || kr_ldcache_open(&cache, &source) < 0 || kr_ldcache_find(&cache, name, d->machine, path, sizeof path) != 1) return "";
+  const char *below = doc_path(d, path);
+  return access(below, F_OK) == 0 ? kr_arena_print(d->arena, "%s", below) : "";
+}
+
+static const char *find_in_folders(doc *d, const char *name) {
+  static const char *const folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu",
+                                        "/lib/aarch64-linux-gnu", "/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"};
+  for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+    const char *path = doc_path(d, kr_arena_print(d->arena, "%s/%s", folders[i], name));
+    if (access(path, F_OK) == 0) return path;
+  }
+  return "";
+}
+
+/* The same few names are asked for by every file: each is looked up once. */
+const char *doc_system_library(doc *d, const char *name) {
+  if (strchr(name, '/')) return "";
+  for (size_t i = 0; i < d->system_libraries.n; i++)
+    if (strcmp(KR_AT(d->system_libraries, doc_version, i)->file, name) == 0) return KR_AT(d->system_libraries, doc_version, i)->version;
+  const char *path = find_in_list(d, name);
+  if (!*path) path = find_in_folders(d, name);
+  doc_version *kept = kr_list_push(d->arena, &d->system_libraries);
+  *kept = (doc_version){kr_arena_copy(d->arena, name, strlen(name)), path};
+  return path;
+}
+
+/* ---- search paths ---- */
+static size_t token(const char *text, const char *plain, const char *braced) {
+  if (strncmp(text, braced, strlen(braced)) == 0) return strlen(braced);
+  return strncmp(text, plain, strlen(plain)) == 0 ? strlen(plain) : 0;
+}
+
+/* One element of a search path, with $ORIGIN, $LIB and $PLATFORM in place. */
+static const char *expand(doc *d, const char *element, size_t n, const char *origin, const char *lib) {
   kr_text text = kr_text_begin(d->arena);
-  for (size_t i = 0; i < n;) {
-    size_t skip = strncmp(element + i, "$ORIGIN", 7) == 0 ? 7 : strncmp(element + i, "${ORIGIN}", 9) == 0 ? 9 : 0;
-    if (skip) kr_text_print(&text, "%s", origin);
-    else if (strncmp(element + i, "$LIB", 4) == 0) skip = 4, kr_text_print(&text, "lib/x86_64-linux-gnu");
-    else if (strncmp(element + i, "$PLATFORM", 9) == 0) skip = 9, kr_text_print(&text, "x86_64");
+  for (size_t i = 0, skip; i < n; i += skip) {
+    if ((skip = token(element + i, "$ORIGIN", "${ORIGIN}"))) kr_text_print(&text, "%s", origin);
+    else if ((skip = token(element + i, "$LIB", "${LIB}"))) kr_text_print(&text, "%s", lib);
+    else if ((skip = token(element + i, "$PLATFORM", "${PLATFORM}"))) kr_text_print(&text, "%s", d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64");
     else skip = 1, kr_text_add(&text, element + i, 1);
-    i += skip;
   }
   return text.at;
 }
 
+/* What $LIB stands for depends on how the loader was built: Debian's way, the others' way. */
 static const char *search_path(doc *d, const char *paths, const char *origin, const char *name) {
+  const char *const libs[] = {d->machine == KR_ELF_AARCH64 ? "lib/aarch64-linux-gnu" : "lib/x86_64-linux-gnu", "lib64", "lib"};
   for (const char *p = paths; *p;) {
     size_t n = strcspn(p, ":");
-    if (n) {
-      const char *full = kr_arena_print(d->arena, "%s/%s", expand(d, p, n, origin), name);
+    int n_libs = memmem(p, n, "LIB", 3) ? 3 : 1;
+    for (int i = 0; n && i < n_libs; i++) {
+      const char *full = kr_arena_print(d->arena, "%s/%s", expand(d, p, n, origin, libs[i]), name);
       if (access(full, F_OK) == 0) return full;
     }
     p += n + (p[n] == ':');
@@ -35,13 +91,61 @@ static const char *search_path(doc *d, const char *paths, const char *origin, co
   return "";
 }
 
+/* An empty element is the current directory, whatever that is at the time. */
+int doc_has_empty_element(const char *paths) {
+  size_t n = strlen(paths);
+  return n && (paths[0] == ':' || paths[n - 1] == ':' || strstr(paths, "::"));
+}
+
+/* ---- RPATH ---- */
+static int needs(const doc_file *file, const doc_file *library) {
+  return doc_has_text(&file->needed, library->name) || (*library->soname && doc_has_text(&file->needed, library->soname));
+}
+
+/* The file, then whatever may have loaded it, then what loaded that. An RPATH beside a RUNPATH does not count. */
+static const char *search_rpaths(doc *d, const doc_file *file, const char *name) {
+  const doc_file *chain[MAX_LOADERS] = {file};
+  const char *found = "";
+  for (size_t at = 0, n = 1; at < n && !*found; at++) {
+    if (*chain[at]->rpath && !*chain[at]->runpath) found = search_path(d, chain[at]->rpath, folder_of(d, chain[at]->path), name);
+    for (size_t i = 0; i < d->files.n && !*found && n < MAX_LOADERS; i++) {
+      const doc_file *other = KR_AT(d->files, doc_file, i);
+      int is_known = other->in_wheel || !needs(other, chain[at]);
+      for (size_t k = 0; k < n && !is_known; k++) is_known = chain[k] == other;
+      if (!is_known) chain[n++] = other;
+    }
+  }
+  return found;
+}
+
+/* The interpreter's own RPATH serves everything that it loads; conda's points to its libraries. */
+static void read_interpreter(doc *d) {
+  enum { DT_RPATH = 15, DT_RUNPATH = 29 };
+  char real[MAX_PATH], text[MAX_PATH];
+  krait_scan *scan;
+  d->knows_interpreter = 1;
+  d->interpreter_origin = d->interpreter_rpath = "";
+  if (!*d->prefix || !realpath(kr_arena_print(d->arena, "%s/bin/python3", d->prefix), real) || krait_scan_open(real, &scan) < 0) return;
+  const kr_dynamic *dynamic = kr_scan_elf(scan) ? kr_scan_dynamic(scan) : NULL;
+  int has_runpath = 0;
+  for (uint64_t i = 0, tag, value; dynamic && i < dynamic->n_entries && kr_elf_dynamic_entry(kr_scan_elf(scan), dynamic, i, &tag, &value) == KRAIT_OK; i++) {
+    has_runpath |= tag == DT_RUNPATH;
+    if (tag == DT_RPATH && kr_elf_string(kr_scan_elf(scan), dynamic->strings + value, text, sizeof text) > 0) d->interpreter_rpath = kr_arena_copy(d->arena, text, strlen(text));
+  }
+  if (has_runpath) d->interpreter_rpath = "";
+  if (dynamic) d->interpreter_origin = folder_of(d, kr_arena_print(d->arena, "%s", real));
+  krait_scan_close(&scan);
+}
+
 const char *doc_find_library(doc *d, const doc_file *file, const char *name) {
   const char *origin = folder_of(d, file->path), *found = "";
-  if (!*file->runpath) found = search_path(d, file->rpath, origin, name);
+  if (strchr(name, '/')) return access(name, F_OK) == 0 ? name : "";
+  if (!d->knows_interpreter) read_interpreter(d);
+  if (!*file->runpath) found = search_rpaths(d, file, name);
+  if (!*found && !*file->runpath) found = search_path(d, d->interpreter_rpath, d->interpreter_origin, name);
   if (!*found && !*d->root) found = search_path(d, d->env_library_path, origin, name);
   if (!*found) found = search_path(d, file->runpath, origin, name);
-  if (!*found && *d->prefix) found = search_path(d, kr_arena_print(d->arena, "%s/lib", d->prefix), origin, name);
-  if (!*found) found = doc_system_library(d, name);
-  if (!*found) found = search_path(d, kr_arena_print(d->arena, "%s:%s:%s", doc_path(d, "/usr/local/cuda/lib64"), doc_path(d, "/opt/cuda/lib64"), doc_path(d, "/usr/local/lib")), origin, name);
-  return found;
+  /* Without an interpreter to read, assume conda's. */
+  if (!*found && *d->prefix && !*d->interpreter_origin) found = search_path(d, kr_arena_print(d->arena, "%s/lib", d->prefix), origin, name);
+  return *found ? found : doc_system_library(d, name);
 }

@@ -118,7 +118,7 @@ static void print_inventory(printer *p) {
 static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
 
 static int is_command(const char *fix) {
-  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "FLASH", "MAMBA", "CAUSAL", "TORCH_CUDA", "CUDA_"};
+  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "FLASH", "MAMBA", "CAUSAL", "TORCH_CUDA", "CUDA_"};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   return strstr(fix, "-m pip install") != NULL && *fix == '/';

@@ -245,7 +245,7 @@ int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32
   return KRAIT_OK;
 }
 
-enum { MAX_VERSIONS = 4096 };
+enum { MAX_VERSIONS = 4096, VER_FLG_WEAK = 2 };
 
 static int32_t walk_aux(const kr_elf *elf, const kr_dynamic *d, uint64_t at, uint32_t n, int need, const char *file, kr_version_fn fn, void *user,
                         uint32_t *budget) {
@@ -253,9 +253,9 @@ static int32_t walk_aux(const kr_elf *elf, const kr_dynamic *d, uint64_t at, uin
   for (uint32_t k = 0; k < n && *budget; k++, --*budget) {
     uint8_t aux[16];
     KR_TRY(kr_elf_read(elf, at, aux, need ? 16 : 8));
-    uint32_t offset = kr_le32(aux + (need ? 8 : 0)), next = kr_le32(aux + (need ? 12 : 4));
+    uint32_t offset = kr_le32(aux + (need ? 8 : 0)), next = kr_le32(aux + (need ? 12 : 4)), is_weak = need && (kr_le16(aux + 4) & VER_FLG_WEAK);
     KR_TRY(kr_elf_string(elf, d->strings + offset, name, sizeof name));
-    fn(user, file, name);
+    if (!is_weak) fn(user, file, name);
     if (!next || !need) break; /* a definition's further names are its parents */
     at += next;
   }

@@ -75,7 +75,8 @@ int32_t kr_elf_dynamic_entry(const kr_elf *elf, const kr_dynamic *dynamic, uint6
 /* Reads n symbols from first of a table at offset into out: n at most 256. */
 int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32_t n, uint64_t strings, kr_symbol *out);
 
-/* Walks `.gnu.version_r` (need 1) or `.gnu.version_d` (need 0): calls fn(user, file, version); file is "" for definitions. */
+/* Walks `.gnu.version_r` (need 1) or `.gnu.version_d` (need 0): calls fn(user, file, version); file is "" for definitions. Versions that
+ * are wanted but not necessary (weak) are passed over. */
 typedef void (*kr_version_fn)(void *user, const char *file, const char *version);
 int32_t kr_elf_versions(const kr_elf *elf, const kr_dynamic *dynamic, int need, kr_version_fn fn, void *user);
 

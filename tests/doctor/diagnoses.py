@@ -144,6 +144,11 @@ def S05_wrong_library_first(doctor, folder):
     return lambda: doctor(t.site, "--gpu", "8.0", env={"LD_LIBRARY_PATH": str(other)})
 
 
+@site_case("S07", "C", "warn", gpu="8.0")
+def S07_current_folder(t):
+    t.extension(runpath="$ORIGIN:")
+
+
 @site_case("S06", "H", "error", gpu="8.0", requires=["nvidia-nccl-cu12==2.27.3 ; platform_system == 'Linux'"])
 def S06_nccl(t):
     t.package("nvidia-nccl-cu12", "2.19.3", {"nvidia/nccl/lib/libnccl.so.2": elf(soname="libnccl.so.2")}, tag="py3-none-manylinux2014_x86_64")
@@ -226,6 +231,13 @@ def L05_machine(t):
     t.extension(machine=ARM)
 
 
+@site_case("L07", "C", "error", gpu="8.0")
+def L07_version_missing(t):
+    t.package("nvidia-nvjitlink-cu12", "12.4.99", {"nvidia/nvjitlink/lib/libnvJitLink.so.12": elf(soname="libnvJitLink.so.12", provides=["libnvJitLink.so.12", "libnvJitLink_12_4"])})
+    t.extension(needed=("libnvJitLink.so.12", "libc10.so"), versions=[("libnvJitLink.so.12", "libnvJitLink_12_8")])
+
+
+log_case("L07", "M", "warn", "ImportError: /opt/x/libfoo.so.1: version `FOO_2' not found (required by /opt/env/y.so)\n", "L07_log")
 log_case("L06", "M", "warn", "ImportError: /usr/lib/libgomp.so.1: cannot allocate memory in static TLS block\n", "L06_tls")
 
 
@@ -339,7 +351,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 61, len(rules)
+    assert len(rules) == 63, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

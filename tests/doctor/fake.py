@@ -25,9 +25,10 @@ def elf_hash(name):
 
 
 def elf(undefined=(), defined=(), needed=(), soname="", runpath="", rpath="", versions=(), provides=(), fatbin=b"", relfatbin=b"", rodata=b"", machine=X86, weak=(), sections=True):
-    """A shared library whose file offsets equal its addresses. versions: (library, version) pairs that it needs; provides: versions that it defines."""
+    """A shared library whose file offsets equal its addresses. versions: (library, version) pairs that it needs, (library, version, 2) weakly; provides:
+    versions that it defines."""
     symbols = [(n, 0x12, 0) for n in undefined] + [(n, 0x22, 0) for n in weak] + [(n, 0x12, 1) for n in defined]
-    strings, at = strtab([s[0] for s in symbols] + list(needed) + [soname, runpath, rpath] + [x for v in versions for x in v] + list(provides))
+    strings, at = strtab([s[0] for s in symbols] + list(needed) + [soname, runpath, rpath] + [x for v in versions for x in v[:2]] + list(provides))
     parts, where = [], {}
     size = 64 + 3 * 56
 
@@ -43,8 +44,8 @@ def elf(undefined=(), defined=(), needed=(), soname="", runpath="", rpath="", ve
     put(".dynstr", strings)
     put(".hash", struct.pack("<IIII", 1, len(symbols) + 1, 0, 0) + b"\0" * 4 * len(symbols))
     need = b""
-    for i, (library, version) in enumerate(versions):
-        need += struct.pack("<HHIII", 1, 1, at[library], 16, 32 if i + 1 < len(versions) else 0) + struct.pack("<IHHII", elf_hash(version), 0, 2, at[version], 0)
+    for i, (library, version, *weak_flag) in enumerate(versions):
+        need += struct.pack("<HHIII", 1, 1, at[library], 16, 32 if i + 1 < len(versions) else 0) + struct.pack("<IHHII", elf_hash(version), *(weak_flag or [0]), 2, at[version], 0)
     put(".gnu.version_r", need)
     give = b""
     for i, version in enumerate(provides):

@@ -236,7 +236,7 @@ def exit_codes(doctor, folder):
     assert doctor.run(folder / "x.so", "--gpu", "8.7", "--root", folder, "--strict").returncode == 2
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
-    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 61
+    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 63
 
 
 def control_bytes_do_not_reach_the_terminal(doctor, folder):
