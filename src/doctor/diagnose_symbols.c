@@ -33,6 +33,8 @@ static void report_missing(doc *d, const doc_file *file) {
     if (n_strings == n) return;
   }
   doc_torch_range(d, &file->missing, &first, &last);
+  int n_unknown, floor = file->uses_torch_cxx ? 0 : doc_stable_floor(d, &file->undefined, &n_unknown);
+  if (floor > first) first = floor; /* the lowest torch that has all its names, not only those that are missing here */
   const char *symbol = DOC_TEXT(file->missing, 0);
   const char *keys[] = {"range", print_range(d, first, last), "torch", d->torch, "n", kr_arena_print(d->arena, "%zu name%s", n, n > 1 ? "s" : ""),
                         "symbol", doc_demangle(d, symbol), NULL};
@@ -41,6 +43,14 @@ static void report_missing(doc *d, const doc_file *file) {
   const char *near = doc_near_match(d, symbol);
   if (*near) doc_evidence(d, f, "this torch has %s instead", doc_demangle(d, near));
   report_isolation(d, file, first);
+}
+
+/* A file with no C++ name of torch but names of its C interface runs on every torch from one release on. */
+static void note_stable(doc *d, const doc_file *file) {
+  int n_unknown, floor = doc_stable_floor(d, &file->undefined, &n_unknown);
+  if (file->uses_torch_cxx || !file->undefined.n || (!floor && !n_unknown)) return;
+  doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s  uses torch's stable C interface only: torch %s%s", file->name, floor ? kr_arena_print(d->arena, ">= %s", kr_print_torch(d->arena, floor)) : "of any release",
+                                            n_unknown ? kr_arena_print(d->arena, ", and %d name%s newer than these tables", n_unknown, n_unknown > 1 ? "s" : "") : ""));
 }
 
 /* --torch without an installed torch: only the table of symbols can speak. */
@@ -89,6 +99,7 @@ void doc_diagnose_symbols(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (file->missing.n) report_missing(d, file);
+    else note_stable(d, file);
     compare_with_table(d, file);
     check_python(d, file);
   }

@@ -149,6 +149,8 @@ void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
 void doc_find_missing(doc *d);
 const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
 const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
+/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the tables do not know. */
+int doc_stable_floor(const doc *d, const kr_list *symbols, int *n_unknown);
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
 
 /* site.c */

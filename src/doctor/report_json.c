@@ -58,6 +58,8 @@ static json_t *versions_json(doc *d, const doc_file *file) {
     }
     if (*best) json_object_set_new(object, kr_arena_copy(d->arena, prefixes[k], n - 1), json_string(doc_printable(d, best)));
   }
+  int n_unknown, floor = file->uses_torch_cxx ? 0 : doc_stable_floor(d, &file->undefined, &n_unknown);
+  if (floor) json_object_set_new(object, "TORCH", json_string(kr_print_torch(d->arena, floor)));
   return object;
 }
 

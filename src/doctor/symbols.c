@@ -224,9 +224,25 @@ static int row_matches(const char *row, const char *name) {
   return n && row[n - 1] == '*' ? strncmp(row, name, n - 1) == 0 : strcmp(row, name) == 0;
 }
 
+int doc_stable_floor(const doc *d, const kr_list *symbols, int *n_unknown) {
+  int floor = 0;
+  *n_unknown = 0;
+  for (size_t i = 0; i < symbols->n; i++) {
+    const kr_row *row, *found = NULL;
+    if (is_torch_cxx(DOC_TEXT(*symbols, i))) continue;
+    for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "stable", &at));)
+      if (kr_tables_has_word(row->column[1], DOC_TEXT(*symbols, i))) found = row;
+    *n_unknown += !found;
+    if (found && kr_parse_torch(found->column[0]) > floor) floor = kr_parse_torch(found->column[0]);
+  }
+  return floor;
+}
+
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last) {
   const kr_row *row;
-  *first = *last = 0;
+  int n_unknown;
+  *first = doc_stable_floor(d, symbols, &n_unknown);
+  *last = 0;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "symbol", &at));)
     for (size_t i = 0; i < symbols->n; i++) {
       if (!row_matches(row->column[0], DOC_TEXT(*symbols, i))) continue;

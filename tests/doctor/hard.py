@@ -144,6 +144,27 @@ def symbols_near_weak_and_hash_only(doctor, folder):
     assert any("ExchangeDevice(int)" in e for e in found["evidence"])
 
 
+def the_stable_interface_has_a_floor(doctor, folder):
+    c, cxx = ["aoti_torch_get_data_ptr", "aoti_torch_call_dispatcher"], "_ZN2at1xEv"
+    def ask(names, *args, exports=C10, **kwargs):
+        t = Tree(folder / str(len(list(folder.iterdir()))), exports=exports, **kwargs)
+        t.extension(pyname="abi3", undefined=names, images=(80,))
+        a = doctor(t.site, "--root", t.root, "--gpu", "8.0", *args)
+        return a, next(f["versions"].get("TORCH") for f in a["files"] if "abi3" in f["path"]), doctor.text(t.site, "--root", t.root, "--gpu", "8.0", *args)
+    a, floor, text = ask(c, exports=C10 + c)
+    assert floor == "2.7" and a["findings"] == [] and "torch >= 2.7" in " ".join(text.split()), (floor, a["findings"], text)
+    a, floor, text = ask(c + ["torch_from_blob"], exports=C10 + c)
+    assert floor == "2.11" and ">= 2.11" in a.find("S01")["explain"] and "1 name missing" in a.find("S01")["explain"], a.find("S01")
+    a, floor, text = ask([c[1], "torch_list_size"], exports=C10)  # the highest of all its names counts
+    assert floor == "2.10" and ">= 2.10" in a.find("S01")["explain"]
+    a, floor, text = ask(c + ["aoti_torch_never_heard_of"], exports=C10 + c + ["aoti_torch_never_heard_of"])
+    assert floor == "2.7" and "1 name newer" in " ".join(text.split()), text
+    assert ask(c + [cxx], exports=C10 + c + [cxx])[1] is None  # C++ names bind it to one release
+    (folder / "x.abi3.so").write_bytes(elf(undefined=c + ["torch_from_blob"]))
+    a = doctor(folder / "x.abi3.so", "--torch", "2.10.0", "--gpu", "8.0", "--root", folder)
+    assert ">= 2.11" in a.find("S01")["explain"] and doctor(folder / "x.abi3.so", "--torch", "2.11.0", "--gpu", "8.0", "--root", folder)["exit"] == 0
+
+
 def two_letters_inside_a_name_are_no_string(doctor, folder):
     t = Tree(folder)
     t.extension(undefined=["_ZN3c107RSsXyzwEv"])
