@@ -125,8 +125,9 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
                         kr_arena_print(d->arena, "%d%s", family, family >= 100 ? "f" : ""), "name", nth_cc(d), NULL};
   const char *id = reason_id(file, s);
   doc_finding *f = doc_report(d, id, file, "", keys);
-  if (!f && strcmp(id, "K01") != 0 && !kr_tables_rule(d->tables, id)) return;
+  const kr_row *row = kr_tables_find(d->tables, "package", file->package);
   add_image_evidence(d, f, file);
+  if (row && strcmp(row->column[4], "no") == 0) doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
 }
 
 static void judge_lost(doc *d, const doc_file *file) {

@@ -35,7 +35,7 @@ static int log_suggests(const doc *d, const char *id) {
 static int already_found(const doc *d, const char *ids) {
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (!f->from_log && kr_tables_has_word(ids, f->rule->id)) return 1;
+    if (!f->from_log && !f->hidden && kr_tables_has_word(ids, f->rule->id)) return 1;
   }
   return 0;
 }

@@ -91,6 +91,7 @@ typedef struct doc_log {
   kr_list names;       /* const char *: packages, modules and .so names that it mentions */
   kr_list wheels;      /* const char *: wheel file names */
   kr_list files;       /* const char *: shared libraries with their path */
+  kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
   const char *symbol;  /* the last undefined symbol; "" */
   const char *last_frame, *first_error, *last_exception;
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
@@ -129,7 +130,7 @@ struct krait_report {
   kr_list unreadable; /* const char * */
   kr_list notes;      /* const char *: what is fine */
   doc_log log;
-  int n_inputs;
+  int n_unreached;    /* findings set aside because the log's imports do not lead to their files */
 };
 typedef krait_report doc;
 
@@ -173,6 +174,10 @@ int doc_exists(doc *d, const char *path);       /* the same */
 const char *doc_system_library(doc *d, const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
 int doc_has_empty_element(const char *paths);
 const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
+
+/* reach.c */
+void doc_add_modules(doc *d, const char *line); /* of a log */
+void doc_set_unreached_aside(doc *d);
 
 /* logtext.c */
 void doc_read_log(doc *d, const char *text, size_t n);

@@ -50,7 +50,7 @@ static doc *new_report(void) {
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
              .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
              .packages = KR_LIST(doc_package), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
-             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *)}};
+             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *)}};
   if (d->arena) return d;
   kr_free(d);
   return NULL;
@@ -81,7 +81,7 @@ static void read_all_pins(doc *d) {
 
 static void diagnose(doc *d) {
   static void (*const steps[])(doc *) = {doc_find_missing, doc_judge_all, doc_diagnose_packages, doc_diagnose_images, doc_diagnose_symbols,
-                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_diagnose_log, doc_rank};
+                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 

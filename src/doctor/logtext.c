@@ -257,6 +257,7 @@ static const char *symbol_in(doc *d, const char *text) {
 static void read_line(doc *d, const char *line) {
   const char *frame = strstr(line, "File \"");
   if (frame) d->log.last_frame = kr_arena_copy(d->arena, frame + 6, strcspn(frame + 6, "\""));
+  doc_add_modules(d, line);
   if (!d->log.first_error && (strstr(line, "error:") || strstr(line, "FAILED:"))) d->log.first_error = line;
   size_t n = strcspn(line, ":");
   if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) && (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))

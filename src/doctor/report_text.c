@@ -61,9 +61,12 @@ static void wrap(printer *p, const char *head, size_t indent, const char *text, 
     }
     if (!first) kr_text_print(&p->out, " "), at++;
     while (!is_command && at + width > WIDTH && width > 1) { /* a word that fits no line, such as a path, is cut */
-      size_t take = WIDTH - at, bytes = 0;
-      for (size_t seen = 0; bytes < n && seen < take; seen++)
+      size_t take = WIDTH - at, bytes = 0, slash = 0;
+      for (size_t seen = 0; bytes < n && seen < take; seen++) {
         for (bytes++; bytes < n && ((unsigned char)text[bytes] & 0xc0) == 0x80;) bytes++;
+        if (text[bytes - 1] == '/' && bytes < n) slash = bytes;
+      }
+      if (slash > bytes / 3) bytes = slash; /* between two folders rather than inside a name */
       kr_text_add(&p->out, text, bytes);
       kr_text_print(&p->out, "\n%*s", (int)indent, "");
       text += bytes, n -= bytes, width = columns(text, n), at = indent;
@@ -91,6 +94,20 @@ static void print_head(printer *p) {
 }
 
 /* ---- what is fine ---- */
+static void print_good_driver(printer *p) {
+  doc *d = p->d;
+  const krait_target target = {.size = sizeof target, .driver = d->driver_number, .driver_cuda = d->driver_cuda};
+  int ptx = d->driver_number ? kr_tables_ptx_of_driver(d->tables, &target) : 0;
+  const kr_row *row;
+  const char *oldest = NULL, *newest = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "gate", &at));)
+    if (d->driver_number >= kr_parse_driver(row->column[1])) oldest = oldest ? oldest : row->column[0], newest = row->column[0];
+  if (!d->driver_number || !newest) return;
+  wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
+       kr_arena_print(d->arena, "driver %s  runs CUDA %s%s%s%s", d->driver, oldest, strcmp(oldest, newest) ? " to " : "", strcmp(oldest, newest) ? newest : "",
+                      ptx ? kr_arena_print(d->arena, ", compiles PTX up to %s", kr_print_tenths(d->arena, ptx)) : ", is newer than these tables"), 0);
+}
+
 static void print_good_files(printer *p) {
   doc *d = p->d;
   for (size_t i = 0; i < d->files.n; i++) {
@@ -141,6 +158,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   const doc_finding *first = NULL;
   int n[3] = {0};
   print_head(&p);
+  print_good_driver(&p);
   print_good_files(&p);
   print_inventory(&p);
   for (size_t i = 0; i < d->findings.n; i++) {
@@ -150,6 +168,8 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     if (!first) first = f;
     print_finding(&p, f);
   }
+  if (d->n_unreached && !d->options.all)
+    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
   if (!doc_main_cc(d) && d->files.n) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
