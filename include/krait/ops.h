@@ -176,7 +176,8 @@ KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx, c
  * R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with delta, A, B, C, D,
  * gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B and C only where Bmat, Cmat are
  * absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x / sqrt(mean x^2 + eps) weight): of delta
- * after dt_proj, of the columns of B and of C after their bias. Flags: KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there.
+ * after dt_proj, of the columns of B and of C after their bias. Flags: KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there;
+ * KRAIT_SCAN_REVERSE lets time run backwards in the convolution too, as if xz, B, C and out were flipped.
  * Everything between xz and out is float32, whatever the storage. CPU contexts only. */
 typedef struct krait_mamba_inner_args {
   krait_call call;

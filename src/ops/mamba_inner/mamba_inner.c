@@ -4,7 +4,7 @@
 #include "mamba_inner_chain.h"
 #include "op_list.h"
 
-enum { FLAGS = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT | KRAIT_SCAN_BOTH, OPTIONAL = KR_TYPE_ACTIVATION | KR_OPTIONAL };
+enum { FLAGS = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT | KRAIT_SCAN_REVERSE | KRAIT_SCAN_BOTH, OPTIONAL = KR_TYPE_ACTIVATION | KR_OPTIONAL };
 
 static int32_t check_sizes(const char *op, const krait_mamba_inner_args *a) {
   KR_TRY(kr_need_flags(op, &a->call, FLAGS));
@@ -34,6 +34,7 @@ static int32_t check_scan(const char *op, const krait_mamba_inner_args *a) {
   static const char *const B_names[] = {"Bmat", "B_proj_bias", "B_norm_weight"}, *const C_names[] = {"Cmat", "C_proj_bias", "C_norm_weight"};
   KR_TRY(kr_need(op, "A", &a->A, KR_TYPE_F32 | KR_TYPE_C64));
   if (a->call.flags & KRAIT_SCAN_BOTH) {
+    KR_CHECK(!(a->call.flags & KRAIT_SCAN_REVERSE), KRAIT_ERR_ARGUMENT, "%s: KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", op);
     KR_TRY(kr_need(op, "A_reverse", &a->A_reverse, KR_TYPE_F32 | KR_TYPE_C64));
     KR_TRY(kr_need_same_type(op, "A_reverse", &a->A_reverse, "A", &a->A));
   } else {

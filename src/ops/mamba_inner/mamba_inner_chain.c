@@ -120,13 +120,18 @@ typedef struct inner {
 
 static krait_view z_of(const inner_args *a, const krait_view *xz) { return moved(*xz, a->D * xz->stride[1]); }
 
-static void read_x(chain *c, const inner_args *a, krait_view to) {
+/* The first half of xz: itself where the chain has its type, else a copy in `to`. */
+static krait_view x_of(chain *c, const inner_args *a, krait_view to) {
+  if (a->xz.dtype == c->dtype) return a->xz;
   copy_views(c, steps_of(a->xz), as_steps(c, to), a->B, a->L, a->D);
+  return as_channels(c, to);
 }
 
-static void convolve(chain *c, const inner_args *a, krait_view x) {
-  krait_view v = as_channels(c, x);
-  krait_causal_conv1d_args n = {.B = a->B, .D = a->D, .L = a->L, .W = a->W, .activation = KRAIT_ACT_SILU, .x = v, .weight = a->conv_weight, .bias = a->conv_bias, .out = v};
+static uint32_t conv_flags(const inner_args *a) { return a->call.flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0; }
+
+static void convolve(chain *c, const inner_args *a, krait_view to) {
+  krait_causal_conv1d_args n = {.call.flags = conv_flags(a), .B = a->B, .D = a->D, .L = a->L, .W = a->W, .activation = KRAIT_ACT_SILU, .x = x_of(c, a, to), .weight = a->conv_weight,
+                                .bias = a->conv_bias, .out = as_channels(c, to)};
   call_op(c, &kr_op_causal_conv1d, &n);
 }
 
@@ -172,7 +177,6 @@ static inner prepare(chain *c, const inner_args *a, krait_view x) {
   const int64_t rows = a->B * a->L;
   inner in = {.x = x, .z = z_of(a, &a->xz), .B_columns = kr_inner_columns(a, &a->Bmat), .C_columns = kr_inner_columns(a, &a->Cmat)};
   in.n_columns = a->R + in.B_columns + in.C_columns;
-  read_x(c, a, x);
   convolve(c, a, x);
   in.proj = take(c, rows, in.n_columns);
   const krait_view bias = columns_bias(c, a, &in);
@@ -189,16 +193,21 @@ static inner prepare(chain *c, const inner_args *a, krait_view x) {
   return in;
 }
 
+/* out: (B,D,L). */
 static void scan(chain *c, const inner_args *a, const inner *in, krait_view out) {
   krait_selective_scan_args s = {.call.flags = a->call.flags, .B = a->B, .D = a->D, .L = a->L, .N = a->N, .G = 1, .u = as_channels(c, in->x), .delta = as_channels(c, in->delta),
-                                 .A = a->A, .A_reverse = a->A_reverse, .Bmat = in->scan_B, .Cmat = in->scan_C, .Dvec = a->Dvec, .z = in->z, .delta_bias = a->delta_bias, .out = as_channels(c, out)};
+                                 .A = a->A, .A_reverse = a->A_reverse, .Bmat = in->scan_B, .Cmat = in->scan_C, .Dvec = a->Dvec, .z = in->z, .delta_bias = a->delta_bias, .out = out};
   call_op(c, &kr_op_selective_scan, &s);
 }
 
 static void run_forward(chain *c, const inner_args *a) {
   const int64_t rows = a->B * a->L;
   inner in = prepare(c, a, take(c, rows, a->D));
-  scan(c, a, &in, in.x);
+  if (!a->M && a->out.dtype == c->dtype) {
+    scan(c, a, &in, a->out);
+    return;
+  }
+  scan(c, a, &in, as_channels(c, in.x));
   if (!a->M) {
     copy_views(c, as_steps(c, in.x), steps_of(a->out), a->B, a->L, a->D);
     return;
@@ -248,22 +257,23 @@ static void norm_gradient(chain *c, const inner_args *a, int64_t columns, krait_
   call_op(c, &kr_op_add_norm_bwd, &n);
 }
 
-/* The gradient of y, gated, from that of out; and those of the projection. y is work space for the output of the scan. */
+/* The gradient (B,D,L) of y, gated, from that of out; and those of the projection. y is work space for the output of the scan. */
 static krait_view project_back(chain *c, const bwd_args *g, const inner_args *a, const inner *in, krait_view y) {
   const int64_t rows = a->B * a->L;
+  if (!a->M && g->dout.dtype == c->dtype) return g->dout;
   krait_view dy = take(c, rows, a->D);
   if (!a->M) {
     copy_views(c, steps_of(g->dout), as_steps(c, dy), a->B, a->L, a->D);
-    return dy;
+    return as_channels(c, dy);
   }
   krait_view dout = take(c, rows, a->M);
   copy_views(c, g->dout, as_steps(c, dout), a->B, a->L, a->M);
   multiply(c, rows, a->D, a->M, dout, weight_of(c, &a->out_proj_weight, a->M, a->D), NULL, NULL, dy);
   sum_columns(c, dout, a->M, &g->dout_proj_bias);
-  if (!kr_has(&g->dout_proj_weight)) return dy;
-  scan(c, a, in, y);
+  if (!kr_has(&g->dout_proj_weight)) return as_channels(c, dy);
+  scan(c, a, in, as_channels(c, y));
   weight_gradient(c, a, dout, a->M, y, &g->dout_proj_weight);
-  return dy;
+  return as_channels(c, dy);
 }
 
 /* Where the scan puts the gradient of projected B (or C): pairs for a complex A, else rows. */
@@ -293,7 +303,7 @@ static void end_parameter(chain *c, const inner_args *a, const parameter_gradien
 static void scan_back(chain *c, const bwd_args *g, const inner_args *a, const inner *in, krait_view dy, krait_view du, krait_view ddelta, krait_view dB, krait_view dC) {
   krait_selective_scan_bwd_args s = {.call.flags = a->call.flags, .B = a->B, .D = a->D, .L = a->L, .N = a->N, .G = 1, .u = as_channels(c, in->x), .delta = as_channels(c, in->delta),
                                      .A = a->A, .A_reverse = a->A_reverse, .Bmat = in->scan_B, .Cmat = in->scan_C, .Dvec = a->Dvec, .z = in->z, .delta_bias = a->delta_bias,
-                                     .dout = as_channels(c, dy), .du = as_channels(c, du), .ddelta = as_channels(c, ddelta), .dA = g->dA, .dA_reverse = g->dA_reverse,
+                                     .dout = dy, .du = as_channels(c, du), .ddelta = as_channels(c, ddelta), .dA = g->dA, .dA_reverse = g->dA_reverse,
                                      .dB = dB, .dC = dC, .dDvec = g->dDvec, .ddelta_bias = g->ddelta_bias};
   if (kr_has(&g->dxz)) s.dz = z_of(a, &g->dxz);
   call_op(c, &kr_op_selective_scan_bwd, &s);
@@ -312,13 +322,14 @@ static void project_gradients(chain *c, const bwd_args *g, const inner_args *a, 
   weight_gradient(c, a, in->proj, a->R, d, &to);
 }
 
+/* x and dx are work space. */
 static void convolve_back(chain *c, const bwd_args *g, const inner_args *a, krait_view x, krait_view dout, krait_view dx) {
-  krait_causal_conv1d_bwd_args n = {.B = a->B, .D = a->D, .L = a->L, .W = a->W, .activation = KRAIT_ACT_SILU, .x = as_channels(c, x), .weight = a->conv_weight, .bias = a->conv_bias,
-                                    .dout = as_channels(c, dout), .dweight = g->dconv_weight, .dbias = g->dconv_bias};
-  read_x(c, a, x);
-  if (kr_has(&g->dxz)) n.dx = as_channels(c, dx);
+  const int direct = g->dxz.dtype == c->dtype, wanted = kr_has(&g->dxz);
+  krait_causal_conv1d_bwd_args n = {.call.flags = conv_flags(a), .B = a->B, .D = a->D, .L = a->L, .W = a->W, .activation = KRAIT_ACT_SILU, .x = x_of(c, a, x), .weight = a->conv_weight,
+                                    .bias = a->conv_bias, .dout = as_channels(c, dout), .dweight = g->dconv_weight, .dbias = g->dconv_bias};
+  if (wanted) n.dx = direct ? g->dxz : as_channels(c, dx);
   call_op(c, &kr_op_causal_conv1d_bwd, &n);
-  if (kr_has(&g->dxz)) copy_views(c, as_steps(c, dx), steps_of(g->dxz), a->B, a->L, a->D);
+  if (wanted && !direct) copy_views(c, as_steps(c, dx), steps_of(g->dxz), a->B, a->L, a->D);
 }
 
 static void run_backward(chain *c, const bwd_args *g) {

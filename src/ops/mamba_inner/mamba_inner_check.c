@@ -27,6 +27,7 @@ static void give_parameter(kr_case *c, krait_mamba_inner_args *a, krait_view *v,
 static void choose_sizes(kr_case *c, krait_mamba_inner_args *a, int64_t index) {
   a->call.flags = kr_case_chance(c, 0.7) ? KRAIT_SCAN_SOFTPLUS : 0;
   if (kr_case_chance(c, 0.15)) a->call.flags |= KRAIT_SCAN_BOTH;
+  else if (kr_case_chance(c, 0.2)) a->call.flags |= KRAIT_SCAN_REVERSE;
   a->B = kr_case_int(c, 1, 2);
   a->D = kr_case_edge(c, 40);
   a->L = kr_case_edge(c, index % 20 == 0 ? 200 : 40);

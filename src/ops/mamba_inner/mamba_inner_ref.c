@@ -2,7 +2,8 @@
  *   x_t = silu(sum_w conv_weight[w] xz_{t-W+1+w} + conv_bias)              first half of xz
  *   p_t = x_proj_weight x_t;  dt = p_t[first R],  B = p_t[next] + B_proj_bias,  C = p_t[last] + C_proj_bias, normalised if asked
  *   delta_t = dt_proj_weight dt, normalised if asked, + delta_bias, softplus if asked
- *   s_t = exp(delta_t A) s_{t-1} + delta_t B x_t;  y_t = (sum_n C s_t + D x_t) silu(z_t);  out_t = out_proj_weight y_t + out_proj_bias */
+ *   s_t = exp(delta_t A) s_{t-1} + delta_t B x_t;  y_t = (sum_n C s_t + D x_t) silu(z_t);  out_t = out_proj_weight y_t + out_proj_bias
+ * KRAIT_SCAN_REVERSE: t - W + 1 + w becomes t + W - 1 - w, and t - 1 becomes t + 1. */
 #include <math.h>
 
 #include "mamba_inner_chain.h"
@@ -38,12 +39,13 @@ uint64_t kr_mamba_inner_ref_scratch(const krait_ctx *ctx, const void *args) {
 static double silu(double v) { return v / (1 + exp(-v)); }
 
 static void convolve(const inner_args *a, int64_t b, const work *w) {
+  const int64_t back = a->call.flags & KRAIT_SCAN_REVERSE ? -1 : 1;
   for (int64_t t = 0; t < a->L; t++)
     for (int64_t d = 0; d < a->D; d++) {
       double sum = kr_has(&a->conv_bias) ? kr_get(&a->conv_bias, kr_at1(&a->conv_bias, d)) : 0;
       for (int64_t k = 0; k < a->W; k++) {
-        int64_t from = t - (a->W - 1) + k;
-        if (from >= 0) sum += kr_get(&a->conv_weight, kr_at2(&a->conv_weight, d, k)) * kr_get(&a->xz, kr_at3(&a->xz, b, d, from));
+        int64_t from = t - back * (a->W - 1 - k);
+        if (from >= 0 && from < a->L) sum += kr_get(&a->conv_weight, kr_at2(&a->conv_weight, d, k)) * kr_get(&a->xz, kr_at3(&a->xz, b, d, from));
       }
       w->x[t * a->D + d] = silu(sum);
     }
@@ -104,7 +106,7 @@ static void run_direction(const inner_args *a, const work *w, int64_t b, int64_t
 static void scan(const inner_args *a, int64_t b, const work *w) {
   for (int64_t d = 0; d < a->D; d++) {
     for (int64_t t = 0; t < a->L; t++) w->y[t * a->D + d] = 0;
-    run_direction(a, w, b, d, &a->A, 0);
+    run_direction(a, w, b, d, &a->A, (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
     if (a->call.flags & KRAIT_SCAN_BOTH) run_direction(a, w, b, d, &a->A_reverse, 1);
     for (int64_t t = 0; t < a->L; t++) {
       double skip = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at1(&a->Dvec, d)) : 0;
