@@ -39,6 +39,22 @@ struct kr_cuda {
 const kr_device_info *kr_cuda_info(const kr_cuda *cuda) { return &cuda->info; }
 const kr_driver *kr_cuda_driver(const kr_cuda *cuda) { return cuda->driver; }
 
+static int32_t hold_device(int index, const kr_device_info *info, const kr_driver *driver, kr_cuda **handle) {
+  kr_cuda *cuda = kr_zalloc(sizeof *cuda);
+  KR_CHECK(cuda, KRAIT_ERR_NO_MEMORY, "no memory for a device");
+  cuda->driver = driver;
+  cuda->info = *info;
+  kr_cu_result result = driver->DeviceGet(&cuda->device, index);
+  if (!result) result = driver->DevicePrimaryCtxRetain(&cuda->context, cuda->device);
+  if (result) {
+    kr_free(cuda);
+    return kr_driver_fail(driver, result, "opening the device's context");
+  }
+  pthread_mutex_init(&cuda->lock, NULL);
+  *handle = cuda;
+  return KRAIT_OK;
+}
+
 int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **handle) {
   kr_device_info info;
   char why[512];
@@ -49,19 +65,17 @@ int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **handle) {
   int ptx = kr_driver_ptx_version(driver->version);
   info.caps = kr_ladder(&info, ptx, mask, why, sizeof why);
   KR_CHECK(info.caps, KRAIT_ERR_UNSUPPORTED, "GPU %d (%s, compute capability %d.%d, driver for PTX %d.%d) takes no tier: %s", index, info.name, info.major, info.minor, ptx / 10, ptx % 10, why);
-  kr_cuda *cuda = kr_zalloc(sizeof *cuda);
-  KR_CHECK(cuda, KRAIT_ERR_NO_MEMORY, "no memory for a device");
-  cuda->driver = driver;
-  cuda->info = info;
-  kr_cu_result result = driver->DeviceGet(&cuda->device, index);
-  if (!result) result = driver->DevicePrimaryCtxRetain(&cuda->context, cuda->device);
-  if (result) {
-    kr_free(cuda);
-    return kr_driver_fail(driver, result, "opening the device's context");
-  }
-  pthread_mutex_init(&cuda->lock, NULL);
-  *handle = cuda;
-  return KRAIT_OK;
+  return hold_device(index, &info, driver, handle);
+}
+
+int32_t kr_cuda_open_for_copies(int index, kr_cuda **handle) {
+  kr_device_info info;
+  const kr_driver *driver;
+  *handle = NULL;
+  KR_TRY(kr_cuda_device_info(index, &info));
+  KR_TRY(kr_driver_load(&driver));
+  info.caps = 0;
+  return hold_device(index, &info, driver, handle);
 }
 
 void kr_cuda_close(kr_cuda **handle) {

@@ -40,6 +40,8 @@ const kr_cubin *kr_cuda_cubin(int index);
 /* Keeps the device's primary context, as the runtime and PyTorch do. mask: the tiers that may be used. Fails with
  * KRAIT_ERR_DRIVER_OLD or KRAIT_ERR_UNSUPPORTED when no tier is left, and says why for each. */
 int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **cuda);
+/* A device without any tier: memory and copies, no kernels. */
+int32_t kr_cuda_open_for_copies(int index, kr_cuda **cuda);
 void kr_cuda_close(kr_cuda **cuda);
 const kr_device_info *kr_cuda_info(const kr_cuda *cuda);
 const kr_driver *kr_cuda_driver(const kr_cuda *cuda);

@@ -124,12 +124,21 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
   return KRAIT_OK;
 }
 
+/* A GPU that was asked for; where it takes no tier the calls go through the host, if KRAIT_FALLBACK_CPU allows that. */
+static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted) {
+  int32_t status = kr_cuda_open(index, wanted, &ctx->cuda);
+  if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;
+  kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)", krait_error_detail());
+  atomic_flag_test_and_set(&ctx->said_fallback);
+  return kr_cuda_open_for_copies(index, &ctx->cuda);
+}
+
 static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted) {
   KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0), KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
   ctx->device = KRAIT_DEVICE_CPU;
   if (device == KRAIT_DEVICE_AUTO && wanted & kr_device_tiers) KR_TRY(open_first_gpu(ctx, wanted));
   if (device >= KRAIT_DEVICE_CUDA(0)) {
-    KR_TRY(kr_cuda_open(device - KRAIT_DEVICE_CUDA(0), wanted, &ctx->cuda));
+    KR_TRY(open_gpu(ctx, device - KRAIT_DEVICE_CUDA(0), wanted));
     ctx->device = device;
   }
   ctx->caps = ctx->cuda ? kr_cuda_info(ctx->cuda)->caps : krait_cpu_caps() & wanted;

@@ -172,10 +172,10 @@ static void a_launch_is_two_driver_calls(void **state) {
 }
 
 /* gemm has no row for a GPU. out is residual, and A lies backwards. */
-static int32_t run_gemm(int32_t device, int32_t fallback, float *out, krait_ctx_stats *stats) {
+static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *out, krait_ctx_stats *stats) {
   static const float A[6] = {1, 2, 3, 4, 5, 6}, B[6] = {1, -1, 2, 0.5f, 3, 7};
   krait_ctx *ctx = NULL;
-  krait_ctx_options options = {.size = sizeof options, .device = device, .n_threads = 1, .fallback = fallback};
+  krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = caps, .n_threads = 1, .fallback = fallback};
   krait_gemm_args args = {.call = {.size = sizeof args}, .M = 2, .N = 2, .K = 3, .A = {.data = (void *)(A + 5), .stride = {-3, -1}}, .Bmat = {.data = (void *)B, .stride = {2, 1}},
     .residual = {.data = out, .stride = {3, 1}}, .out = {.data = out, .stride = {3, 1}}};
   uint64_t scratch_bytes = 1;
@@ -196,22 +196,28 @@ static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **stat
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
   fail_at(0, 0);
-  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_WARN, got, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), 0, KRAIT_FALLBACK_WARN, got, &stats), KRAIT_ERR_UNSUPPORTED);
   assert_non_null(strstr(krait_error_detail(), "KRAIT_FALLBACK=cpu copies"));
-  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_NEVER, got, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), 0, KRAIT_FALLBACK_NEVER, got, &stats), KRAIT_ERR_UNSUPPORTED);
   assert_null(strstr(krait_error_detail(), "KRAIT_FALLBACK=cpu"));
   assert_float_equal(got[0], 1, 0);
-  assert_int_equal(run_gemm(KRAIT_DEVICE_CPU, 0, want, &stats), KRAIT_OK);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CPU, 0, 0, want, &stats), KRAIT_OK);
   assert_int_equal(stats.n_fallbacks, 0);
-  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_CPU, got, &stats), KRAIT_OK);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), 0, KRAIT_FALLBACK_CPU, got, &stats), KRAIT_OK);
   assert_int_equal(stats.n_fallbacks, 1);
   assert_int_equal(stats.n_calls, 1);
   assert_memory_equal(got, want, sizeof got);
+  const uint64_t no_tiers = KRAIT_CAP_CUDA_BASE - 1;
+  float no_tier[6] = {1, 2, 99, 3, 4, 99};
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), no_tiers, KRAIT_FALLBACK_WARN, no_tier, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), no_tiers, KRAIT_FALLBACK_CPU, no_tier, &stats), KRAIT_OK);
+  assert_int_equal(stats.n_fallbacks, 1);
+  assert_memory_equal(no_tier, want, sizeof want);
   const long n = n_calls();
   int n_failed = 0;
   for (long i = 1; i <= n; i++) {
     fail_at(i, 2);
-    n_failed += run_gemm(KRAIT_DEVICE_CUDA(0), KRAIT_FALLBACK_CPU, got, &stats) < 0;
+    n_failed += run_gemm(KRAIT_DEVICE_CUDA(0), 0, KRAIT_FALLBACK_CPU, got, &stats) < 0;
     assert_int_equal(n_held(), 0);
   }
   fail_at(0, 0);
