@@ -7,8 +7,7 @@ __version__ = "0.1.0"
 
 
 def stats():
-    """Calls and fallbacks per open context, and round trips through the CPU."""
+    """Calls and fallbacks per open context: calls on a lesser row than the best, or with KRAIT_FALLBACK=cpu through the host."""
     from . import _load
     names = {key: "cuda:%d" % key[1] if isinstance(key, tuple) else "cpu, %d threads" % key for key in _load._contexts}
-    counts = {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
-    return {"contexts": counts, "round_trips": _load.n_round_trips}
+    return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}

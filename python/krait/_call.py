@@ -4,6 +4,7 @@ The packer of each operator is generated from the struct that cffi read, so fiel
 call costs a handful of microseconds: every view becomes 48 packed bytes, and nothing is looked up twice."""
 
 import functools
+import mmap
 import os
 import struct
 import threading
@@ -16,7 +17,9 @@ ABSENT = bytes(48)
 _VIEW_PACKERS = [struct.Struct("=Q" + "q" * n + "%dx" % (32 - 8 * n) + "i4x").pack for n in range(5)]
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
-_OWN_SCRATCH_BYTES = 1 << 16   # every thread keeps this much for CPU calls
+_LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much for CPU calls,
+_MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has asked for it
+_HUGE_PAGES_BYTES = 1 << 22     # from here on scratch is worth a mapping of its own
 _PRIMITIVES = {"int64_t": "q", "uint64_t": "Q", "int32_t": "i", "uint32_t": "I", "float": "f"}
 
 
@@ -39,12 +42,27 @@ def view_with(t, axis, n_dims):
     return _VIEW_PACKERS[n_dims](t.data_ptr() or 64, *strides, DTYPES[t.dtype])
 
 
+def _host_bytes(n):
+    """Memory for scratch; much of it in large pages, since touching fresh small ones can cost more than the work in them."""
+    if n < _HUGE_PAGES_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(n, dtype=torch.uint8)
+    block = mmap.mmap(-1, n)
+    try:
+        block.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without them
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
 class _OwnScratch(threading.local):
     """The packed tail of CPU calls of this thread."""
 
     def __init__(self):
-        self.buffer = torch.empty(_OWN_SCRATCH_BYTES, dtype=torch.uint8)
-        self.tail = _TAIL.pack(0, self.buffer.data_ptr(), _OWN_SCRATCH_BYTES)
+        self.keep(_LEAST_SCRATCH_BYTES)
+
+    def keep(self, n):
+        self.buffer = _host_bytes(n)
+        self.tail = _TAIL.pack(0, self.buffer.data_ptr(), n)
 
 
 class CpuPlace:
@@ -55,8 +73,16 @@ class CpuPlace:
     def __init__(self, context):
         self.context = context
 
-    def tail(self, scratch=None):
-        return self._own.tail if scratch is None else _TAIL.pack(0, scratch.data_ptr(), scratch.numel())
+    def tail(self):
+        return self._own.tail
+
+    def lend(self, n):
+        """-> (memory that must live through the call, packed tail with n bytes of it)."""
+        if n > _MOST_SCRATCH_BYTES:
+            scratch = _host_bytes(n)
+            return scratch, _TAIL.pack(0, scratch.data_ptr(), n)
+        self._own.keep(n)
+        return None, self._own.tail
 
 
 class CudaPlace:
@@ -67,14 +93,12 @@ class CudaPlace:
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._stream = functools.partial(raw, index) if raw else lambda: torch.cuda.current_stream(index).cuda_stream
 
-    def tail(self, scratch=None):
-        if scratch is None:
-            return _TAIL.pack(self._stream(), 0, 0)
-        return _TAIL.pack(self._stream(), scratch.data_ptr(), scratch.numel())
+    def tail(self):
+        return _TAIL.pack(self._stream(), 0, 0)
 
-
-class NeedsRoundTrip(Exception):
-    """This GPU has no usable tier and the user allowed the CPU instead."""
+    def lend(self, n):
+        scratch = torch.empty(n, dtype=torch.uint8, device=self.device)
+        return scratch, _TAIL.pack(self._stream(), scratch.data_ptr(), n)
 
 
 _cpu_places = {}
@@ -104,8 +128,6 @@ def _open_cuda_place(index):
     try:
         context = _load.cuda_context(index)
     except _load.KraitError as error:
-        if os.environ.get("KRAIT_FALLBACK") == "cpu":
-            raise NeedsRoundTrip(str(error)) from None
         raise _load.KraitError("%s; `python -m krait` says what was found, KRAIT_FALLBACK=cpu runs this on the CPU"
                                % error, error.status) from None
     _cuda_places[index] = CudaPlace(context, index)
@@ -175,16 +197,6 @@ def _generate(fields, args_bytes):
     return text, names
 
 
-def _fail(at, status):
-    """Raises the error of a failing call; where no row of a GPU takes it, the user may have allowed the CPU."""
-    try:
-        _load.fail(status)
-    except _load.KraitUnsupported as error:
-        if at.__class__ is CudaPlace and os.environ.get("KRAIT_FALLBACK") == "cpu":
-            raise NeedsRoundTrip(str(error)) from None
-        raise
-
-
 def _make_call(name):
     """call(at, packed args). More scratch than the place lends is asked for when the operator says so."""
     ffi = _load.ffi()
@@ -198,8 +210,8 @@ def _make_call(name):
         status = scratch_of(at.context, args, n_bytes)
         if status < 0:
             return status
-        scratch = torch.empty(n_bytes[0], dtype=torch.uint8, device=at.device)
-        return run(at.context, args[:8] + at.tail(scratch) + args[32:])
+        scratch, tail = at.lend(n_bytes[0])
+        return run(at.context, args[:8] + tail + args[32:])
 
     def call(at, args):
         context = at.context
@@ -209,7 +221,7 @@ def _make_call(name):
         if status == too_little:
             status = with_scratch(at, args)
         if status < 0:
-            _fail(at, status)
+            _load.fail(status)
 
     return call
 
@@ -238,39 +250,3 @@ class Operator:
             raise AttributeError(attribute)
         self.run = _bind(self._name)
         return self.run
-
-
-# ---- the round trip of KRAIT_FALLBACK=cpu -----------------------------------------------------------------------------
-def _to_cpu(value):
-    return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _back(value, device):
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return type(value)(_back(v, device) for v in value) if isinstance(value, (tuple, list)) else value
-
-
-def round_trip(function, why, written, args):
-    """function on host copies of its tensors; what it wrote and what it returns go back to the device."""
-    _load.count_round_trip(why)
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    host_args = [_to_cpu(a) for a in args]
-    result = _back(function(*host_args), tensors[0].device)
-    for index in written:
-        if args[index] is not None:
-            args[index].copy_(host_args[index])
-    return result
-
-
-def falls_back(*written):
-    """The round trip for functions that write into given tensors, at these positions."""
-    def wrap(function):
-        @functools.wraps(function)
-        def called(*args):
-            try:
-                return function(*args)
-            except NeedsRoundTrip as error:
-                return round_trip(function, str(error), written, args)
-        return called
-    return wrap

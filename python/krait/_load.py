@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HEADERS = ("krait.h", "ops.h")
@@ -157,15 +156,3 @@ def _forget_contexts():
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_contexts)
-
-
-# ---- the opt-in round trip through the CPU rows (KRAIT_FALLBACK=cpu) ------------------------------------------------
-n_round_trips = 0
-
-
-def count_round_trip(why):
-    global n_round_trips
-    n_round_trips += 1
-    if n_round_trips == 1:
-        warnings.warn("krait: KRAIT_FALLBACK=cpu: this GPU is not used, tensors go through the CPU and back (%s)" % why,
-                      RuntimeWarning, stacklevel=4)

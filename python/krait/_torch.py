@@ -6,8 +6,6 @@ import threading
 import torch
 from torch.autograd.function import once_differentiable
 
-from ._call import NeedsRoundTrip, round_trip
-
 _compiler = getattr(torch, "compiler", None)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
 
@@ -34,7 +32,11 @@ else:
         return None
 
 
-_tracing = threading.local()  # .on: the backward formula of a compiled operator is being traced
+class _Tracing(threading.local):
+    on = False  # the backward formula of a compiled operator is being traced in this thread
+
+
+_tracing = _Tracing()
 
 
 def _traced(backward):
@@ -76,27 +78,21 @@ def differentiable(name, forward, setup, gradients):
     return node.apply
 
 
-def custom_op(name, fake, mutates=(), written=(), setup=None, backward=None):
+def custom_op(name, fake, mutates=(), setup=None, backward=None):
     """For functions from tensors to tensors: also registers torch.ops.krait.<name>, which compiled code calls (results that
-    are None are then empty tensors); eager code keeps the plain call. Where the device cannot run it and KRAIT_FALLBACK=cpu
-    allows that, the call is repeated on host copies; `mutates` names, `written` numbers the arguments that it changes.
-    `setup` and `backward` make the operator differentiable where code is compiled."""
+    are None are then empty tensors); eager code keeps the plain call. `mutates` names the arguments that it changes; `setup` and
+    `backward` make the operator differentiable where code is compiled."""
     def wrap(function):
-        operator = None
-        if HAS_CUSTOM_OPS:
-            registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
-            registered.register_fake(_with_placeholders(fake))
-            if backward:
-                registered.register_autograd(_traced(backward), setup_context=setup)
-            operator = getattr(torch.ops.krait, name)
+        if not HAS_CUSTOM_OPS:
+            return function
+        registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
+        registered.register_fake(_with_placeholders(fake))
+        if backward:
+            registered.register_autograd(_traced(backward), setup_context=setup)
+        operator = getattr(torch.ops.krait, name)
 
         @functools.wraps(function)
         def dispatch(*args):
-            if is_compiling() or (operator is not None and getattr(_tracing, "on", False)):
-                return operator(*args)
-            try:
-                return function(*args)
-            except NeedsRoundTrip as error:
-                return round_trip(function, str(error), written, args)
+            return operator(*args) if is_compiling() or _tracing.on else function(*args)
         return dispatch
     return wrap

@@ -5,7 +5,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, falls_back, place, view_with
+from .._call import Operator, place, view_with
 from .._torch import custom_op, differentiable, is_compiling, zeros_like
 
 _FORWARD = Operator("causal_conv1d")
@@ -36,7 +36,7 @@ def _refuse(x, weight, bias, seq_idx, initial_states):
                        "(B, D, W-1); got " + given)
 
 
-def _run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
+def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
     """The plain call, into given outputs."""
     if x.dim() != 3 or weight.dim() != 2:
         _refuse(x, weight, bias, seq_idx, initial_states)
@@ -51,19 +51,13 @@ def _run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, f
                  final_states=final)
 
 
-run_forward = falls_back(7, 8)(_run_forward)
-
-
-def _run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
+def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
     """The plain call, into given gradients (None: not computed)."""
     b, d, length = x.shape
     _BACKWARD.run(place(x, weight, bias, seq_idx, initial_states, dout, dfinal), _REVERSE if reverse else 0, B=b, D=d,
                   L=length, W=weight.shape[1], activation=silu, x=x, weight=weight, bias=bias, seq_idx=seq_idx,
                   initial_states=initial_states, dout=dout, dfinal_states=dfinal, dx=dx, dweight=dweight, dbias=dbias,
                   dinitial_states=dinitial)
-
-
-run_backward = falls_back(9, 10, 11, 12)(_run_backward)
 
 
 def _fake_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse):
@@ -75,7 +69,7 @@ def _backward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Option
               initial_states: Optional[Tensor], dout: Optional[Tensor], dfinal: Optional[Tensor], silu: bool,
               reverse: bool) -> List[Tensor]:
     grads = _fake_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse)
-    _run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, *grads)
+    run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, *grads)
     return grads
 
 
@@ -101,7 +95,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optiona
              initial_states: Optional[Tensor], silu: bool, reverse: bool, want_final: bool) -> Tuple[Tensor, Tensor]:
     out = torch.empty_like(x)
     final = _empty_states(x, weight.shape[1] - 1) if want_final else None
-    _run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final)
+    run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final)
     return out, final
 
 
@@ -132,7 +126,7 @@ def _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indice
                        "bias (D), cache_seqlens and conv_state_indices (B) int32; got " + given)
 
 
-def _run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
+def run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
     """The plain call."""
     if not 2 <= x.dim() <= 3 or conv_state.dim() != 3 or weight.dim() != 2:
         _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
@@ -149,18 +143,15 @@ def _run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_ind
                 conv_state_indices=conv_state_indices, out=view_with(out, 2, 3))
 
 
-run_update = falls_back(1, 7)(_run_update)
-
-
 def _fake_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
     return torch.empty_like(x)
 
 
-@custom_op("causal_conv1d_update", _fake_update, mutates=("conv_state",), written=(1,))
+@custom_op("causal_conv1d_update", _fake_update, mutates=("conv_state",))
 def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor], silu: bool,
             cache_seqlens: Optional[Tensor], conv_state_indices: Optional[Tensor]) -> Tensor:
     out = torch.empty_like(x)
-    _run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
+    run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
     return out
 
 
@@ -169,7 +160,6 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     return _update(x, conv_state, weight, bias, activation_code(activation) == 1, cache_seqlens, conv_state_indices)
 
 
-@falls_back()
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """x (total, D), cu_seqlens (S+1) -> (S, D, state_len): each sequence's last inputs, zeros on the left."""
     if x.dim() != 2 or cu_seqlens.dim() != 1:

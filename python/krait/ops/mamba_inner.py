@@ -1,22 +1,27 @@
-"""The inner chain of a Mamba block as one autograd node: conv, projections, norms, scan, gate and output projection.
+"""The inner chain of a Mamba block: conv, projections, norms, scan and gate as one autograd node, then the output projection.
 
     x, z = halves of xz; x = silu(conv(x)); [dt | B | C] = x_proj x per token; delta = delta_proj dt;
     y = scan(x, delta, A, B, C, D) silu(z); out = out_proj y.
 
-What is kept for the backward pass is xz, the projected rows and y; checkpoint_lvl 0 also keeps conv output and delta.
+On the CPU the node is one C call, which keeps nothing but its inputs. On a GPU, and for what that call does not take, it is composed
+here of torch's products and krait's operators; kept are then xz and the projected rows, with checkpoint_lvl 0 also conv output and delta.
 Tensors (B, D, L) may be stored token after token (channel-last) or channel after channel: xz decides."""
 
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._torch import autocast_dtype, is_compiling
+from .._call import Operator, place
+from .._torch import autocast_dtype, custom_op, differentiable, is_compiling
 from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
 from .norms import _add_norm_bwd, add_norm
-from .selective_scan import run_backward as run_scan_backward, selective_scan
+from .selective_scan import as_matrix, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
+
+_INNER = Operator("mamba_inner")
+_INNER_BWD = Operator("mamba_inner_bwd")
 
 
 class _Weights(NamedTuple):
@@ -24,9 +29,8 @@ class _Weights(NamedTuple):
     conv_bias: Optional[Tensor]
     x_proj: Tensor
     delta_proj: Tensor
-    out_proj: Optional[Tensor]
-    out_bias: Optional[Tensor]
     A: Tensor
+    A_reverse: Optional[Tensor]  # a second direction of the scan
     B: Optional[Tensor]
     C: Optional[Tensor]
     D: Optional[Tensor]
@@ -45,6 +49,88 @@ class _Options(NamedTuple):
     reverse: bool
 
 
+def _check(xz, w):
+    d, n = w.A.shape if w.A.dim() == 2 else (0, 0)
+    wide, rank = n * (2 if w.A.is_complex() else 1), w.delta_proj.shape[-1]
+    columns = rank + (wide if w.B is None else 0) + (wide if w.C is None else 0)
+    fits = (xz.dim() == 3 and xz.shape[1] == 2 * d and w.conv.dim() == 2 and w.conv.shape[0] == d and w.x_proj.shape == (columns, d)
+            and w.delta_proj.shape == (d, rank) and (w.A_reverse is None or w.A_reverse.shape == (d, n)))
+    vectors = ((w.conv_bias, d), (w.D, d), (w.delta_bias, d), (w.B_bias, wide), (w.C_bias, wide), (w.B_norm, wide), (w.C_norm, wide), (w.delta_norm, d))
+    if not fits or any([t is not None and t.shape != (length,) for t, length in vectors]):
+        given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in zip(("xz", *w._fields), (xz, *w)) if t is not None)
+        raise RuntimeError("mamba_inner: xz must be (B, 2D, L), conv1d_weight (D, 1, W), x_proj_weight (R + N for each of B and C that is not given, D), "
+                           "delta_proj_weight (D, R), A (D, N), biases and norm weights as long as what they belong to; got " + given)
+
+
+# ---- one C call -------------------------------------------------------------------------------------------------------
+def _takes_one_call(xz, w):
+    """Whether krait_mamba_inner takes it: a CPU, one group of B and C, no norm of complex rows."""
+    if xz.is_cuda or (w.A.is_complex() and (w.B_norm is not None or w.C_norm is not None)):
+        return False
+    shape = xz.shape[0], w.A.shape[1], xz.shape[2] * (2 if w.A.is_complex() else 1)
+    return all([t is None or t.shape == w.A.shape or t.shape == shape or t.shape == (shape[0], 1, *shape[1:]) for t in (w.B, w.C)])
+
+
+def _fields(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, eps):
+    """What the two args structs share."""
+    b, two_d, length = xz.shape
+    return dict(B=b, D=two_d // 2, L=length, N=A.shape[1], W=conv.shape[1], R=delta_proj.shape[1], M=0, eps=eps, xz=xz, conv_weight=conv, conv_bias=conv_bias,
+                x_proj_weight=x_proj, dt_proj_weight=delta_proj, A=A, A_reverse=A_reverse, Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D,
+                delta_bias=delta_bias, B_proj_bias=B_bias, C_proj_bias=C_bias, B_norm_weight=B_norm, C_norm_weight=C_norm, dt_norm_weight=delta_norm)
+
+
+def _fake_backward(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dout, softplus,
+                   reverse, eps, wanted):
+    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
+    return [torch.empty_like(t) if want else None for t, want in zip(tensors, wanted)]
+
+
+@custom_op("mamba_inner_bwd", _fake_backward)
+def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_proj: Tensor, delta_proj: Tensor, A: Tensor, A_reverse: Optional[Tensor],
+                       B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
+                       C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], dout: Tensor,
+                       softplus: bool, reverse: bool, eps: float, wanted: List[bool]) -> List[Tensor]:
+    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
+    grads = _fake_backward(*tensors, dout, softplus, reverse, eps, wanted)
+    dxz, dconv, dconv_bias, dx_proj, ddelta_proj, dA, dA_reverse, dB, dC, dD, ddelta_bias, dB_bias, dC_bias, dB_norm, dC_norm, ddelta_norm = grads
+    _INNER_BWD.run(place(*tensors, dout), scan_flags(B, C, softplus, reverse, A_reverse), **_fields(*tensors, eps), dout=dout, dxz=dxz, dconv_weight=dconv,
+                   dconv_bias=dconv_bias, dx_proj_weight=dx_proj, ddt_proj_weight=ddelta_proj, dA=dA, dA_reverse=dA_reverse, dB=as_matrix(dB),
+                   dC=as_matrix(dC), dDvec=dD, ddelta_bias=ddelta_bias, dB_proj_bias=dB_bias, dC_proj_bias=dC_bias, ddt_norm_weight=ddelta_norm,
+                   dB_norm_weight=dB_norm, dC_norm_weight=dC_norm)
+    return grads
+
+
+def _setup_one_call(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:16])
+    ctx.options = inputs[16:]
+
+
+def _one_call_gradients(ctx, dout):
+    tensors = ctx.saved_tensors
+    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad)]
+    grads = _one_call_backward(*tensors, dout, *ctx.options, wanted)
+    return (*[g if want else None for g, want in zip(grads, wanted)], None, None, None)
+
+
+def _fake_one_call(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, softplus, reverse, eps):
+    return torch.empty_like(xz[:, :A.shape[0]])
+
+
+@custom_op("mamba_inner", _fake_one_call, setup=_setup_one_call, backward=_one_call_gradients)
+def _one_call(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_proj: Tensor, delta_proj: Tensor, A: Tensor, A_reverse: Optional[Tensor],
+              B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
+              C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], softplus: bool,
+              reverse: bool, eps: float) -> Tensor:
+    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
+    out = torch.empty_like(xz[:, :A.shape[0]])
+    _INNER.run(place(*tensors), scan_flags(B, C, softplus, reverse, A_reverse), **_fields(*tensors, eps), out=out)
+    return out
+
+
+_apply_one_call = differentiable("MambaInner", _one_call, _setup_one_call, _one_call_gradients)
+
+
+# ---- composed ---------------------------------------------------------------------------------------------------------
 def _is_channel_last(t):
     return t.stride(1) == 1 and t.shape[1] > 1
 
@@ -116,7 +202,7 @@ def _normed_delta(delta, w, eps):
 
 
 def _scan_of(u, delta, B, C, z, w, o):
-    return selective_scan(u, delta, w.A, B, C, w.D, z, w.delta_bias, o.softplus, reverse=o.reverse)
+    return selective_scan(u, delta, w.A, B, C, w.D, z, w.delta_bias, o.softplus, reverse=o.reverse, A_reverse=w.A_reverse)
 
 
 def _forward(xz, w, o):
@@ -131,12 +217,6 @@ def _forward(xz, w, o):
     C = _matrix_of(w.C, raw_C, w.C_norm, is_complex, o.eps)
     y = _scan_of(u, _normed_delta(raw_delta, w, o.eps), B, C, z, w, o)
     return y, x_dbl, u, raw_delta
-
-
-def _project_out(y, w):
-    if w.out_proj is None:
-        return y
-    return F.linear(y.transpose(1, 2), w.out_proj, w.out_bias)
 
 
 def _sum_rows(t):
@@ -154,17 +234,6 @@ class _Gradients(dict):
         return None
 
 
-def _out_backward(dout, y, w, grads):
-    """-> gradient of y (B, D, L)."""
-    if w.out_proj is None:
-        return dout
-    dout = dout.to(w.out_proj.dtype)
-    grads["out_proj"] = _product(dout, y.transpose(1, 2))
-    if w.out_bias is not None:
-        grads["out_bias"] = _sum_rows(dout)
-    return torch.matmul(dout, w.out_proj).transpose(1, 2)
-
-
 def _column_backward(dmatrix, raw, name, dx_dbl, start, w, o, grads):
     """Puts the gradient of the B or C columns into dx_dbl at `start`."""
     d = _from_scan(dmatrix, w.A.is_complex())
@@ -179,9 +248,11 @@ def _column_backward(dmatrix, raw, name, dx_dbl, start, w, o, grads):
 def _scan_backward(u, delta, B, C, z, dy, dz, w, o, grads):
     """-> gradients of u, delta, B, C; that of z is written to dz."""
     du, ddelta, grads["A"], dB, dC = [torch.empty_like(t) for t in (u, delta, w.A, B, C)]
-    grads["D"], grads["delta_bias"] = [None if t is None else torch.empty_like(t) for t in (w.D, w.delta_bias)]
-    run_scan_backward(u, delta, w.A, B, C, w.D, z, w.delta_bias, None, None, None, dy, None, o.softplus, o.reverse, du, ddelta,
-                      grads["A"], dB, dC, grads["D"], dz, grads["delta_bias"], None)
+    for name in ("A_reverse", "D", "delta_bias"):
+        given = getattr(w, name)
+        grads[name] = None if given is None else torch.empty_like(given)
+    run_scan_backward(u, delta, w.A, B, C, w.D, z, w.delta_bias, None, None, None, w.A_reverse, dy, None, o.softplus, o.reverse, du, ddelta,
+                      grads["A"], dB, dC, grads["D"], dz, grads["delta_bias"], None, grads["A_reverse"])
     return du, ddelta, dB, dC
 
 
@@ -190,7 +261,7 @@ def _conv_backward(x, du, dx, w, o, grads):
     run_conv_backward(x, w.conv, w.conv_bias, None, None, du, None, True, o.reverse, dx, grads["conv"], grads["conv_bias"], None)
 
 
-def _backward(xz, x_dbl, y, u, raw_delta, dout, w, o):
+def _backward(xz, x_dbl, u, raw_delta, dy, w, o):
     """-> (gradient of xz, gradients of the weights)."""
     grads = _Gradients()
     x, z = xz.chunk(2, dim=1)
@@ -203,7 +274,6 @@ def _backward(xz, x_dbl, y, u, raw_delta, dout, w, o):
     raw_B, raw_C = _columns(x_dbl, w)
     B = _matrix_of(w.B, raw_B, w.B_norm, is_complex, o.eps)
     C = _matrix_of(w.C, raw_C, w.C_norm, is_complex, o.eps)
-    dy = _out_backward(dout, y, w, grads)
     du, ddelta, dB, dC = _scan_backward(u, _normed_delta(raw_delta, w, o.eps), B, C, z, dy, dz, w, o, grads)
     dx_dbl = torch.empty_like(x_dbl)
     ddelta = ddelta.transpose(1, 2)
@@ -223,35 +293,53 @@ def _backward(xz, x_dbl, y, u, raw_delta, dout, w, o):
     return dxz, grads
 
 
-class _MambaInner(torch.autograd.Function):
+class _Composed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, xz, options, *weights):
-        w = _Weights(*weights)
-        y, x_dbl, u, raw_delta = _forward(xz, w, options)
+        y, x_dbl, u, raw_delta = _forward(xz, _Weights(*weights), options)
         kept = (u, raw_delta) if options.keep else (None, None)
-        ctx.save_for_backward(xz, x_dbl, y, *kept, *weights)
+        ctx.save_for_backward(xz, x_dbl, *kept, *weights)
         ctx.options = options
-        return _project_out(y, w)
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
-        xz, x_dbl, y, u, raw_delta, *weights = ctx.saved_tensors
+    def backward(ctx, dy):
+        xz, x_dbl, u, raw_delta, *weights = ctx.saved_tensors
         device_type = xz.device.type
         if autocast_dtype(device_type) is None:
-            dxz, grads = _backward(xz, x_dbl, y, u, raw_delta, dout, _Weights(*weights), ctx.options)
+            dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
         else:
             with torch.autocast(device_type, enabled=False):
-                dxz, grads = _backward(xz, x_dbl, y, u, raw_delta, dout, _Weights(*weights), ctx.options)
+                dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
         return (dxz, None, *[grads[name] for name in _Weights._fields])
 
 
+# ---- entries ----------------------------------------------------------------------------------------------------------
 def _cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
 
-def _as_float(t):
-    return t if t is None or t.dtype == torch.float32 else t.float()
+def _parameters(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
+    """As the operators take them; the bias and the norm of a matrix that was given have no effect."""
+    state_dtype = torch.complex64 if A.is_complex() else torch.float32
+    if A.is_complex():
+        A, A_reverse = A.resolve_conj(), A_reverse if A_reverse is None else A_reverse.resolve_conj()
+    return _Weights(
+        conv.squeeze(1) if conv.dim() == 3 else conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, state_dtype),
+        as_parameter(A_reverse, state_dtype), as_parameter(B, state_dtype) if B is not None and B.dim() == 2 else B,
+        as_parameter(C, state_dtype) if C is not None and C.dim() == 2 else C, as_parameter(D, torch.float32), as_parameter(delta_bias, torch.float32),
+        B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
+
+
+def _run(xz, w, o, out_proj, out_bias, dtype):
+    _check(xz, w)
+    tracked = torch.is_grad_enabled() and not is_compiling() and any([t is not None and t.requires_grad for t in (xz, *w)])
+    if _takes_one_call(xz, w):
+        y = (_apply_one_call if tracked else _one_call)(xz, *w, o.softplus, o.reverse, o.eps)
+    else:
+        y = _Composed.apply(xz, o, *w) if tracked else _forward(xz, w, o)[0]
+    return y if out_proj is None else F.linear(y.transpose(1, 2), _cast(out_proj, dtype), _cast(out_bias, dtype))
 
 
 def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
@@ -260,30 +348,16 @@ def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
     """xz (B, 2D, L) -> (B, L, M), or (B, D, L) where out_proj_weight is None."""
     assert checkpoint_lvl in (0, 1), "checkpoint_lvl must be 0 or 1"
     dtype = autocast_dtype(xz.device.type)
-    A = A.resolve_conj() if A.is_complex() else A
-    weights = _Weights(
-        conv1d_weight.squeeze(1) if conv1d_weight.dim() == 3 else conv1d_weight, conv1d_bias, _cast(x_proj_weight, dtype),
-        _cast(delta_proj_weight, dtype), _cast(out_proj_weight, dtype), _cast(out_proj_bias, dtype), A, B, C,
-        _as_float(D), _as_float(delta_bias), B_proj_bias, C_proj_bias, b_rms_weight, c_rms_weight, dt_rms_weight)
-    options = _Options(bool(delta_softplus), checkpoint_lvl == 0, b_c_dt_rms_eps, reverse)
-    if torch.is_grad_enabled() and not is_compiling():
-        return _MambaInner.apply(xz, options, *weights)
-    return _project_out(_forward(xz, weights, options)[0], weights)
+    w = _parameters(conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight,
+                    c_rms_weight, dt_rms_weight, dtype)
+    return _run(xz, w, _Options(bool(delta_softplus), checkpoint_lvl == 0, float(b_c_dt_rms_eps), bool(reverse)), out_proj_weight, out_proj_bias, dtype)
 
 
 def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
                   B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True):
-    """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out."""
+    """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out. Each scan adds D u,
+    the operator does so once to the sum: it gets 2 D."""
     dtype = autocast_dtype(xz.device.type)
-    w = _Weights(conv1d_weight.squeeze(1) if conv1d_weight.dim() == 3 else conv1d_weight, conv1d_bias, _cast(x_proj_weight, dtype),
-                 _cast(delta_proj_weight, dtype), _cast(out_proj_weight, dtype), _cast(out_proj_bias, dtype), A, B, C, D,
-                 delta_bias, B_proj_bias, C_proj_bias, None, None, None)
-    x, z = xz.chunk(2, dim=1)
-    u = _conv_of(x, w, _Options(True, False, 0.0, False))
-    x_dbl = F.linear(u.transpose(1, 2), w.x_proj)
-    delta = _delta_of(x_dbl, w, _is_channel_last(u))
-    raw_B, raw_C = _columns(x_dbl, w)
-    B, C = [_matrix_of(given, raw, None, A.is_complex(), 0.0) for given, raw in ((B, raw_B), (C, raw_C))]
-    y = sum(selective_scan(u, delta, matrix, B, C, D, z, delta_bias, delta_softplus, reverse=back)
-            for matrix, back in ((A, False), (A_b, True)))
-    return _project_out(y, w)
+    w = _parameters(conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
+                    C_proj_bias, None, None, None, dtype)
+    return _run(xz, w, _Options(bool(delta_softplus), False, 0.0, False), out_proj_weight, out_proj_bias, dtype)

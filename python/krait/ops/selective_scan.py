@@ -5,20 +5,21 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, falls_back, place, view_with
+from .._call import Operator, place, view_with
 from .._torch import custom_op, differentiable, is_compiling, zeros_like
 
 _FORWARD = Operator("selective_scan")
 _BACKWARD = Operator("selective_scan_bwd")
-_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE = 1, 2, 4, 8  # KRAIT_SCAN_*
+_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 
 
-def _flags(B, C, softplus, reverse):
-    return ((_SOFTPLUS if softplus else 0) | (_B_CONSTANT if B.dim() == 2 else 0) | (_C_CONSTANT if C.dim() == 2 else 0)
-            | (_REVERSE if reverse else 0))
+def scan_flags(B, C, softplus, reverse, A_reverse):
+    """B, C: the matrices, None where a projection gives them."""
+    return ((_SOFTPLUS if softplus else 0) | (_B_CONSTANT if B is not None and B.dim() == 2 else 0)
+            | (_C_CONSTANT if C is not None and C.dim() == 2 else 0) | (_REVERSE if reverse else 0) | (0 if A_reverse is None else _BOTH))
 
 
-def _matrix(t):
+def as_matrix(t):
     """B, C or a gradient of theirs; one group may be left out of the shape."""
     return t if t is None or t.dim() == 2 else view_with(t, 1, 4)
 
@@ -31,50 +32,45 @@ def _n_sequences(cu_seqlens):
     return 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
-def _run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, out, last):
+def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
     """The plain call, into given outputs."""
     b, d, length = u.shape
-    _FORWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens), _flags(B, C, softplus, reverse),
+    _FORWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse), scan_flags(B, C, softplus, reverse, A_reverse),
                  B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A,
-                 Bmat=_matrix(B), Cmat=_matrix(C), Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
-                 cu_seqlens=cu_seqlens, out=out, last_state=last)
+                 Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
+                 cu_seqlens=cu_seqlens, A_reverse=A_reverse, out=out, last_state=last)
 
 
-run_forward = falls_back(13, 14)(_run_forward)
-
-
-def _run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse,
-                  du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial):
+def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
+                 du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse):
     """The plain call, into given gradients (None: not computed)."""
     b, d, length = u.shape
-    _BACKWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast),
-                  _flags(B, C, softplus, reverse), B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C),
-                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=_matrix(B), Cmat=_matrix(C), Dvec=D, z=z, delta_bias=delta_bias,
-                  initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, dout=dout, dlast_state=dlast, du=du,
-                  ddelta=ddelta, dA=dA, dB=_matrix(dB), dC=_matrix(dC), dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial)
+    _BACKWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast),
+                  scan_flags(B, C, softplus, reverse, A_reverse), B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C),
+                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D, z=z, delta_bias=delta_bias,
+                  initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, A_reverse=A_reverse, dout=dout, dlast_state=dlast, du=du,
+                  ddelta=ddelta, dA=dA, dB=as_matrix(dB), dC=as_matrix(dC), dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial,
+                  dA_reverse=dA_reverse)
 
 
-run_backward = falls_back(*range(15, 24))(_run_backward)
-
-
-def _fake_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse):
-    return [None if t is None else torch.empty_like(t) for t in (u, delta, A, B, C, D, z, delta_bias, initial_state)]
+def _fake_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse):
+    return [None if t is None else torch.empty_like(t) for t in (u, delta, A, B, C, D, z, delta_bias, initial_state, A_reverse)]
 
 
 @custom_op("selective_scan_bwd", _fake_backward)
 def _backward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
               delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
-              cu_seqlens: Optional[Tensor], dout: Optional[Tensor], dlast: Optional[Tensor], softplus: bool,
-              reverse: bool) -> List[Tensor]:
-    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, dout, dlast, softplus, reverse)
+              cu_seqlens: Optional[Tensor], A_reverse: Optional[Tensor], dout: Optional[Tensor], dlast: Optional[Tensor],
+              softplus: bool, reverse: bool) -> List[Tensor]:
+    inputs = (u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse)
     grads = _fake_backward(*inputs)
-    _run_backward(*inputs, *grads)
+    run_backward(*inputs, *grads)
     return grads
 
 
 def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:11])
-    ctx.softplus, ctx.reverse = inputs[11:13]
+    ctx.save_for_backward(*inputs[:12])
+    ctx.softplus, ctx.reverse = inputs[12:14]
     ctx.set_materialize_grads(False)
 
 
@@ -82,10 +78,11 @@ def _gradients(ctx, dout, dlast=None):
     tensors = ctx.saved_tensors
     dout = zeros_like(tensors[0]) if dout is None else dout
     grads = _backward(*tensors, dout, dlast, ctx.softplus, ctx.reverse)
-    return (*[None if t is None else g for t, g in zip(tensors, grads)], None, None, None, None, None)
+    *grads, dA_reverse = [None if t is None else g for t, g in zip((*tensors[:9], tensors[11]), grads)]
+    return (*grads, None, None, dA_reverse, None, None, None)
 
 
-def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, want_last):
+def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last):
     last = None
     if want_last:
         last = torch.empty(_n_sequences(cu_seqlens) or u.shape[0], A.shape[0], A.shape[1], dtype=A.dtype, device=A.device)
@@ -95,9 +92,10 @@ def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, c
 @custom_op("selective_scan", _fake_forward, setup=_setup, backward=_gradients)
 def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
              delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
-             cu_seqlens: Optional[Tensor], softplus: bool, reverse: bool, want_last: bool) -> Tuple[Tensor, Tensor]:
-    out, last = _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, want_last)
-    _run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, softplus, reverse, out, last)
+             cu_seqlens: Optional[Tensor], A_reverse: Optional[Tensor], softplus: bool, reverse: bool,
+             want_last: bool) -> Tuple[Tensor, Tensor]:
+    out, last = _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last)
+    run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last)
     return out, last
 
 
@@ -120,7 +118,7 @@ def _is_matrix(t, A_shape, b, steps):
     return len(shape) == 4 and A_shape[0] % shape[1] == 0 and shape == (b, shape[1], A_shape[1], steps)
 
 
-def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens):
+def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
     shape, A_shape = u.shape, A.shape
     good = len(shape) == 3 and len(A_shape) == 2
     if good:
@@ -129,28 +127,31 @@ def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seql
         good = (A_shape[0] == d and delta.shape == shape and (z is None or z.shape == shape) and _is_matrix(B, A_shape, b, steps)
                 and _is_matrix(C, A_shape, b, steps) and (D is None or D.shape == (d,))
                 and (delta_bias is None or delta_bias.shape == (d,)) and (seq_idx is None or seq_idx.shape == (b, length))
-                and (initial_states is None or initial_states.shape == (_n_sequences(cu_seqlens) or b, d, A_shape[1])))
+                and (initial_states is None or initial_states.shape == (_n_sequences(cu_seqlens) or b, d, A_shape[1]))
+                and (A_reverse is None or A_reverse.shape == A_shape))
     if not good:
         _refuse(dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_states=initial_states, seq_idx=seq_idx))
 
 
-def _parameter(t, dtype):
+def as_parameter(t, dtype):
     return t if t is None or t.dtype == dtype else t.to(dtype)
 
 
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
-                   initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False):
-    """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state."""
+                   initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False, A_reverse=None):
+    """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state.
+    With A_reverse a second scan with it runs backwards in time and is added before D u and the gate."""
     is_complex = A.is_complex()
     state_dtype = torch.complex64 if is_complex else torch.float32
-    A, D, delta_bias = _parameter(A, state_dtype), _parameter(D, torch.float32), _parameter(delta_bias, torch.float32)
+    A, D, delta_bias = as_parameter(A, state_dtype), as_parameter(D, torch.float32), as_parameter(delta_bias, torch.float32)
     A = A.resolve_conj() if is_complex else A
-    B = _parameter(B, state_dtype) if B.dim() == 2 else B
-    C = _parameter(C, state_dtype) if C.dim() == 2 else C
-    initial_states = _parameter(initial_states, state_dtype)
-    _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens)
-    args = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, bool(delta_softplus), reverse,
+    B = as_parameter(B, state_dtype) if B.dim() == 2 else B
+    C = as_parameter(C, state_dtype) if C.dim() == 2 else C
+    initial_states = as_parameter(initial_states, state_dtype)
+    A_reverse = as_parameter(A_reverse, state_dtype)
+    _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
+    args = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse, bool(delta_softplus), reverse,
             return_last_state)
-    tracked = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in args[:9]]) and not is_compiling()
+    tracked = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in args[:12]]) and not is_compiling()
     result = _apply(*args) if tracked else _forward(*args)
     return result if return_last_state else result[0]

@@ -26,7 +26,7 @@ def _fake(state, x, dt, A, B, C, D, z, dt_bias, softplus, indices):
     return torch.empty_like(x)
 
 
-@custom_op("state_update", _fake, mutates=("state",), written=(0,))
+@custom_op("state_update", _fake, mutates=("state",))
 def _update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor],
             z: Optional[Tensor], dt_bias: Optional[Tensor], softplus: bool, indices: Optional[Tensor]) -> Tensor:
     out = torch.empty_like(x)
