@@ -63,6 +63,7 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm256_add_ps(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return _mm256_sub_ps(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return _mm256_mul_ps(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return _mm256_div_ps(a, b); }
+static inline kr_v kr_v_inverse(kr_v a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return _mm256_min_ps(a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return _mm256_max_ps(a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return _mm256_sqrt_ps(a); }
@@ -70,6 +71,7 @@ static inline kr_v kr_v_neg(kr_v a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.
 static inline kr_v kr_v_abs(kr_v a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { return _mm256_fmadd_ps(a, b, c); }
 static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { return _mm256_fnmadd_ps(a, b, c); }
+static inline kr_v kr_v_lost(kr_v a, kr_v b) { return kr_v_fma(a, b, kr_v_neg(kr_v_mul(a, b))); }
 static inline float kr_v_sum(kr_v v) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -118,6 +120,14 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
     r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
     r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
   }
+}
+
+/* Halves of a transposition, added where they meet. */
+static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
+  kr_v a[4], b[2];
+  for (int i = 0; i < 4; i++) a[i] = _mm256_add_ps(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+  for (int i = 0; i < 2; i++) b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+  return _mm256_add_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
 }
 
 static inline kr_v kr_v_gather(const float *p, int64_t stride) {

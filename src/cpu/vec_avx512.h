@@ -50,6 +50,11 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm512_add_ps(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return _mm512_sub_ps(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return _mm512_mul_ps(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return _mm512_div_ps(a, b); }
+/* A division takes the multiplier ten times as long. */
+static inline kr_v kr_v_inverse(kr_v a) {
+  __m512 y = _mm512_rcp14_ps(a);
+  return _mm512_fmadd_ps(y, _mm512_fnmadd_ps(a, y, _mm512_set1_ps(1.0f)), y);
+}
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return _mm512_min_ps(a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return _mm512_max_ps(a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return _mm512_sqrt_ps(a); }
@@ -57,6 +62,7 @@ static inline kr_v kr_v_neg(kr_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.
 static inline kr_v kr_v_abs(kr_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
 static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { return _mm512_fmadd_ps(a, b, c); }
 static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { return _mm512_fnmadd_ps(a, b, c); }
+static inline kr_v kr_v_lost(kr_v a, kr_v b) { return kr_v_fma(a, b, kr_v_neg(kr_v_mul(a, b))); }
 static inline float kr_v_sum(kr_v v) { return _mm512_reduce_add_ps(v); }
 static inline float kr_v_largest(kr_v v) { return _mm512_reduce_max_ps(v); }
 
@@ -103,6 +109,15 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
     r[c + 4] = _mm512_shuffle_f32x4(a[c + 4], a[c + 12], 0x88);
     r[c + 12] = _mm512_shuffle_f32x4(a[c + 4], a[c + 12], 0xdd);
   }
+}
+
+/* Halves of a transposition, added where they meet. */
+static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
+  kr_v a[8], b[4], c[2];
+  for (int i = 0; i < 8; i++) a[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+  for (int i = 0; i < 4; i++) b[i] = _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+  for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
 static inline kr_vi kr_lane_offsets(int64_t stride) {

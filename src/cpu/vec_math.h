@@ -8,6 +8,8 @@
 #ifndef KR_VEC_MATH_H
 #define KR_VEC_MATH_H
 
+#include <math.h>
+
 #include "vec.h"
 
 /* v 2^n for |v| in (0.5, 256) or 0 and integral n in -175..130, rounded once. */
@@ -69,6 +71,45 @@ static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
   return kr_v_ldexp(kr_exp2_poly(kr_v_sub(v, n)), n);
 }
 
+/* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three steps,
+ * polynomials on |r| <= pi/2. near: |a b| up to KR_MOST_ANGLE. What the product lost in rounding is added back. */
+#define KR_MOST_ANGLE 20000.0f
+static inline kr_v kr_v_cos_sin_near(kr_v a, kr_v b, kr_v *sine) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f);
+  kr_v angle = kr_v_mul(a, b), lost = kr_v_lost(a, b);
+  kr_v n = kr_v_sub(kr_v_fma(angle, kr_v_set1(0.31830988618f), magic), magic);
+  kr_v r = kr_v_fnma(n, kr_v_set1(3.140625f), angle);
+  r = kr_v_fnma(n, kr_v_set1(9.67502593994140625e-4f), r);
+  r = kr_v_add(kr_v_fnma(n, kr_v_set1(1.509957990978376432e-7f), r), lost);
+  kr_v half = kr_v_mul(kr_v_set1(0.5f), n), odd = kr_v_sub(half, kr_v_sub(kr_v_add(half, magic), magic)); /* 0, or +-1/2 where n is odd */
+  kr_v sign = kr_v_fnma(kr_v_mul(odd, odd), kr_v_set1(8.0f), one), s = kr_v_mul(r, r);
+  kr_v p = kr_v_set1(2.5999032350e-06f);
+  p = kr_v_fma(p, s, kr_v_set1(-1.9806547093e-04f));
+  p = kr_v_fma(p, s, kr_v_set1(8.3330163552e-03f));
+  p = kr_v_fma(p, s, kr_v_set1(-1.6666657059e-01f));
+  *sine = kr_v_mul(sign, kr_v_fma(kr_v_mul(r, s), p, r));
+  kr_v q = kr_v_set1(-2.6075662438e-07f);
+  q = kr_v_fma(q, s, kr_v_set1(2.4761808148e-05f));
+  q = kr_v_fma(q, s, kr_v_set1(-1.3888402069e-03f));
+  q = kr_v_fma(q, s, kr_v_set1(4.1666640625e-02f));
+  q = kr_v_fma(q, s, kr_v_set1(-4.9999999547e-01f));
+  return kr_v_mul(sign, kr_v_fma(s, q, one));
+}
+
+/* The same for any a b, lane by lane. */
+static inline kr_v kr_v_cos_sin_any(kr_v a, kr_v b, kr_v *sine) {
+  float x[KR_VL], y[KR_VL], cosines[KR_VL], sines[KR_VL];
+  kr_v_store(x, a);
+  kr_v_store(y, b);
+  for (int lane = 0; lane < KR_VL; lane++) {
+    const double angle = (double)x[lane] * (double)y[lane];
+    cosines[lane] = (float)cos(angle);
+    sines[lane] = (float)sin(angle);
+  }
+  *sine = kr_v_load(sines);
+  return kr_v_load(cosines);
+}
+
 /* e^-|x|, 0 below 2^-126: what sigmoid, silu and softplus are made of. */
 static inline kr_v kr_exp_minus_size(kr_v x) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), least = kr_v_set1(-87.33654f);
@@ -85,18 +126,29 @@ static inline kr_v kr_sigmoid_parts(kr_v x, kr_v *top) {
   return e;
 }
 
-static inline kr_v kr_v_silu_fast(kr_v x) {
-  kr_v top, e = kr_sigmoid_parts(x, &top);
-  return kr_v_div(kr_v_mul(x, top), kr_v_add(kr_v_set1(1.0f), e));
+/* 1 / (1 + e^-x), and e^-x = (1 - s + s^2 P(s)) 2^n with s = x + n ln2, both held within 2^+-126; 0 for x below that. */
+static inline kr_v kr_sigmoid_direct(kr_v x, kr_v *e) {
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f), most = kr_v_set1(87.33654f), least = kr_v_set1(-87.33654f);
+  kr_v c = kr_v_min(most, kr_v_max(least, x)), t = kr_v_fnma(c, kr_v_set1(1.44269504f), magic), n = kr_v_sub(t, magic);
+  kr_v s = kr_v_fma(n, kr_v_set1(-2.12194440e-4f), kr_v_fma(n, kr_v_set1(0.693359375f), c));
+  kr_v p = kr_v_set1(1.3780406443e-03f);
+  p = kr_v_fma(p, s, kr_v_set1(-8.3688469604e-03f));
+  p = kr_v_fma(p, s, kr_v_set1(4.1669085622e-02f));
+  p = kr_v_fma(p, s, kr_v_set1(-1.6666519642e-01f));
+  p = kr_v_fma(p, s, kr_v_set1(4.9999991059e-01f));
+  *e = kr_v_add_exponent(kr_v_sub(one, kr_v_fnma(kr_v_mul(s, s), p, s)), t);
+  return kr_v_select(kr_v_lt(x, least), kr_v_zero(), kr_v_inverse(kr_v_add(one, *e)));
 }
 
-/* silu and its slope from one exponential. */
+static inline kr_v kr_v_silu_fast(kr_v x) {
+  kr_v e;
+  return kr_v_mul(x, kr_sigmoid_direct(x, &e));
+}
+
+/* silu and its slope from one exponential; e s is sigmoid(-x), without cancellation. */
 static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
-  const kr_v one = kr_v_set1(1.0f);
-  kr_v top, e = kr_sigmoid_parts(x, &top);
-  kr_v inverse = kr_v_div(one, kr_v_add(one, e)), s = kr_v_mul(top, inverse), value = kr_v_mul(x, s);
-  kr_v other = kr_v_mul(kr_v_select(kr_v_lt(x, kr_v_zero()), one, e), inverse); /* sigmoid(-x), without cancellation */
-  *slope = kr_v_fma(value, other, s);
+  kr_v e, s = kr_sigmoid_direct(x, &e), value = kr_v_mul(x, s);
+  *slope = kr_v_fma(value, kr_v_mul(e, s), s);
   return value;
 }
 
@@ -120,7 +172,7 @@ static inline kr_v kr_v_softplus_fast(kr_v x) {
 /* softplus and its slope, sigmoid(x), from one exponential. */
 static inline kr_v kr_v_softplus_and_slope(kr_v x, kr_v *slope) {
   kr_v top, e = kr_sigmoid_parts(x, &top);
-  *slope = kr_v_div(top, kr_v_add(kr_v_set1(1.0f), e));
+  *slope = kr_v_mul(top, kr_v_inverse(kr_v_add(kr_v_set1(1.0f), e)));
   return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(e));
 }
 

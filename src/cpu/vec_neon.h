@@ -64,6 +64,7 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return vaddq_f32(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return vsubq_f32(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return vmulq_f32(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return vdivq_f32(a, b); }
+static inline kr_v kr_v_inverse(kr_v a) { return kr_v_div(kr_v_set1(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return vsqrtq_f32(a); }
@@ -71,6 +72,7 @@ static inline kr_v kr_v_neg(kr_v a) { return vnegq_f32(a); }
 static inline kr_v kr_v_abs(kr_v a) { return vabsq_f32(a); }
 static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { return vfmaq_f32(c, a, b); }
 static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { return vfmsq_f32(c, a, b); }
+static inline kr_v kr_v_lost(kr_v a, kr_v b) { return kr_v_fma(a, b, kr_v_neg(kr_v_mul(a, b))); }
 static inline float kr_v_sum(kr_v v) { return vaddvq_f32(v); }
 static inline float kr_v_largest(kr_v v) { return vmaxvq_f32(v); }
 
@@ -101,6 +103,12 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
   r[1] = vcombine_f32(vget_low_f32(low.val[1]), vget_low_f32(high.val[1]));
   r[2] = vcombine_f32(vget_high_f32(low.val[0]), vget_high_f32(high.val[0]));
   r[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
+}
+
+static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
+  kr_v t[KR_VL] = {r[0], r[1], r[2], r[3]};
+  kr_v_transpose(t);
+  return kr_v_add(kr_v_add(t[0], t[2]), kr_v_add(t[1], t[3]));
 }
 
 static inline kr_v kr_v_gather(const float *p, int64_t stride) {

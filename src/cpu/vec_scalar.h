@@ -52,6 +52,7 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { KR_EACH a.f[k] += b.f[k]; return a
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { KR_EACH a.f[k] -= b.f[k]; return a; }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { KR_EACH a.f[k] *= b.f[k]; return a; }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { KR_EACH a.f[k] /= b.f[k]; return a; }
+static inline kr_v kr_v_inverse(kr_v a) { return kr_v_div(kr_v_set1(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] < b.f[k] ? a.f[k] : b.f[k]; return a; }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] > b.f[k] ? a.f[k] : b.f[k]; return a; }
 static inline kr_v kr_v_sqrt(kr_v a) { KR_EACH a.f[k] = sqrtf(a.f[k]); return a; }
@@ -60,6 +61,7 @@ static inline kr_v kr_v_abs(kr_v a) { KR_EACH a.f[k] = fabsf(a.f[k]); return a; 
 /* Two roundings: a fused one would be a library call per lane on the baseline. */
 static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = a.f[k] * b.f[k] + c.f[k]; return c; }
 static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = c.f[k] - a.f[k] * b.f[k]; return c; }
+static inline kr_v kr_v_lost(kr_v a, kr_v b) { KR_EACH a.f[k] = (float)((double)a.f[k] * (double)b.f[k] - (double)(a.f[k] * b.f[k])); return a; }
 static inline float kr_v_sum(kr_v v) { return (v.f[0] + v.f[2]) + (v.f[1] + v.f[3]); }
 static inline float kr_v_largest(kr_v v) {
   float largest = v.f[0];
@@ -106,6 +108,12 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
       r[i].f[j] = r[j].f[i];
       r[j].f[i] = swap;
     }
+}
+
+static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
+  kr_v t[KR_VL] = {r[0], r[1], r[2], r[3]};
+  kr_v_transpose(t);
+  return kr_v_add(kr_v_add(t[0], t[2]), kr_v_add(t[1], t[3]));
 }
 
 static inline kr_v kr_v_gather(const float *p, int64_t stride) { kr_v v; KR_EACH v.f[k] = p[k * stride]; return v; }

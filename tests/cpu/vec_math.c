@@ -107,6 +107,26 @@ static void special_values(void **state) {
     }
 }
 
+/* cos and sin of products, absolute: from tiny angles to KR_MOST_ANGLE, and beyond lane by lane. */
+static void angles(void **state) {
+  (void)state;
+  double worst = 0, worst_any = 0;
+  for (int k = 0; k < 400000; k++) {
+    const float a = ldexpf(1 + (float)(k % 997) / 997, k % 24 - 12), b = (k & 1 ? -1 : 1) * (1 + (float)(k % 1009) / 1009);
+    const double exact = (double)a * (double)b;
+    float cosine[KR_VL], sine[KR_VL];
+    kr_v s, c = kr_v_cos_sin_any(kr_v_set1(a), kr_v_set1(b), &s);
+    kr_v_store(cosine, c), kr_v_store(sine, s);
+    worst_any = fmax(worst_any, fmax(fabs(cosine[0] - cos(exact)), fabs(sine[0] - sin(exact))));
+    if (fabs(exact) > (double)KR_MOST_ANGLE) continue;
+    c = kr_v_cos_sin_near(kr_v_set1(a), kr_v_set1(b), &s);
+    kr_v_store(cosine, c), kr_v_store(sine, s);
+    worst = fmax(worst, fmax(fabs(cosine[0] - cos(exact)), fabs(sine[0] - sin(exact))));
+  }
+  print_message("%-8s cos, sin %.2g, lane by lane %.2g\n", TEXT(KR_ISA_NAME), worst, worst_any);
+  assert_true(worst <= 2.5e-7 && worst_any <= 6.1e-8);
+}
+
 static void transpose_and_split(void **state) {
   (void)state;
   kr_v rows[KR_VL];
@@ -115,6 +135,8 @@ static void transpose_and_split(void **state) {
     for (int j = 0; j < KR_VL; j++) lane[j] = (float)(100 * i + j);
     rows[i] = kr_v_load(lane);
   }
+  kr_v_store(lane, kr_v_sum_each(rows));
+  for (int i = 0; i < KR_VL; i++) assert_true(lane[i] == (float)(100 * i * KR_VL + KR_VL * (KR_VL - 1) / 2));
   kr_v_transpose(rows);
   for (int i = 0; i < KR_VL; i++) {
     kr_v_store(lane, rows[i]);
@@ -156,7 +178,7 @@ int main(void) {
     printf("skipped: this CPU has no %s\n", TEXT(KR_ISA_NAME));
     return 77;
   }
-  const struct CMUnitTest tests[] = {cmocka_unit_test(functions_keep_their_bounds), cmocka_unit_test(special_values),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(functions_keep_their_bounds), cmocka_unit_test(special_values), cmocka_unit_test(angles),
                                      cmocka_unit_test(transpose_and_split), cmocka_unit_test(partial_loads_and_stores)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
