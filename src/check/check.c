@@ -45,12 +45,13 @@ static double part_of(const krait_view *view, int64_t offset, int part) {
 
 static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   double sum = 0;
+  const int n_parts = view->dtype == KRAIT_C64 ? 2 : 1;
   int64_t n = kr_tensor_elements(t), counted = 0;
-  for (int64_t i = 0; i < n; i++) {
-    double value = part_of(view, kr_tensor_offset(t, view, i), 0);
+  for (int64_t i = 0; i < n * n_parts; i++) {
+    double value = part_of(view, kr_tensor_offset(t, view, i / n_parts), (int)(i % n_parts));
     if (isfinite(value)) sum += value * value, counted++;
   }
-  return counted ? sqrt(sum / (double)counted) : 0;
+  return counted ? sqrt(sum * n_parts / (double)counted) : 0;
 }
 
 static int agrees(walk *w, const kr_case_tensor *t, double got, double want, double rms) {

@@ -22,6 +22,8 @@ typedef struct scan_plan {
   int64_t range;    /* channels of an item, whole blocks */
   int64_t n_ranges; /* of a group */
   int64_t pitch;    /* N in whole vectors */
+  int64_t width;    /* floats of a number: 2 with complex A. What is [n][lane] below is then [part][n][lane] */
+  int64_t values;   /* floats of a channel's state: N * width */
   int tile;         /* time steps */
 } scan_plan;
 
@@ -31,9 +33,9 @@ typedef struct scan_walk {
   int step;
 } scan_walk;
 
-typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] */
+typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] (the gradient: [n * pitch + step]), imaginary parts `imaginary` further on */
   const float *data;
-  int64_t pitch;
+  int64_t pitch, imaginary;
 } scan_shared;
 
 static inline scan_plan plan_scan(const kr_scan_inputs *in, int64_t range) {
@@ -42,6 +44,8 @@ static inline scan_plan plan_scan(const kr_scan_inputs *in, int64_t range) {
   p.range = range < whole ? range : whole;
   p.n_ranges = (p.group + p.range - 1) / p.range;
   p.pitch = (in->N + KR_VL - 1) / KR_VL * KR_VL;
+  p.width = in->A->dtype == KRAIT_C64 ? 2 : 1;
+  p.values = in->N * p.width;
   int64_t steps = TILE_VALUES / in->N / KR_VL * KR_VL;
   p.tile = (int)(steps > MAX_TILE ? MAX_TILE : steps < KR_VL ? KR_VL : steps);
   return p;
@@ -69,28 +73,47 @@ static inline void prefetch_view(const krait_view *v, const scan_walk *w, int64_
   kr_tile_prefetch(&plane, n, n_lanes);
 }
 
-/* Steps of a (B,G,N,L) view, lanes are states. */
-static inline kr_plane shared_plane_of(const krait_view *v, const scan_walk *w, int64_t g, int64_t i) {
-  return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, w->first + i * w->step), w->step * v->stride[3], v->stride[2]};
+/* Steps of a (B,G,N,L) view, lanes are states; complex numbers interleave their parts on L. */
+static inline kr_plane shared_plane_of(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i, int part) {
+  const int64_t at = (w->first + i * w->step) * p->width + part;
+  return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, at), w->step * p->width * v->stride[3], v->stride[2]};
 }
+
+/* The same numbers with rows and lanes exchanged. */
+static inline kr_plane turned(const kr_plane *p) { return (kr_plane){p->data, p->dtype, p->offset, p->lane_stride, p->row_stride}; }
 
 static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i, int n, float *buffer) {
-  kr_plane plane = shared_plane_of(v, w, g, i);
-  if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1) return (scan_shared){(const float *)plane.data + plane.offset, plane.row_stride};
-  kr_matrix_load(buffer, p->pitch, &plane, n, p->in.N);
-  return (scan_shared){buffer, p->pitch};
+  kr_plane plane = shared_plane_of(p, v, w, g, i, 0);
+  if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1) return (scan_shared){(const float *)plane.data + plane.offset, plane.row_stride, v->stride[3]};
+  for (int part = 0; part < p->width; part++) {
+    plane = shared_plane_of(p, v, w, g, i, part);
+    kr_matrix_load(buffer + part * p->pitch, p->pitch * p->width, &plane, n, p->in.N);
+  }
+  return (scan_shared){buffer, p->pitch * p->width, p->pitch};
 }
 
-/* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude, infinity for NaN. */
+/* Rows are numbers n, lanes channels; of complex numbers one part. */
+static inline kr_plane numbers_of(const krait_view *v, int64_t at, int64_t lane_stride, int64_t n_stride, int part) {
+  if (v->dtype == KRAIT_C64) return (kr_plane){v->data, KRAIT_F32, 2 * at + part, 2 * n_stride, 2 * lane_stride};
+  return (kr_plane){v->data, v->dtype, at, n_stride, lane_stride};
+}
+
+/* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude (of the
+ * imaginary parts, where there are any), infinity for NaN. */
 static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N, float factor) {
-  float largest = 0;
-  for (int64_t n = 0; n < N; n++)
-    for (int lane = 0; lane < KR_VL; lane++) {
-      float value = lane < n_lanes ? (float)kr_get(v, kr_at2(v, d + lane, n)) * factor : 0, size = value < 0 ? -value : value;
-      values[n * KR_VL + lane] = value;
-      if (!(size <= largest)) largest = size == size ? size : kr_bits_float(0x7f800000u);
+  const kr_v scale = kr_v_set1(factor), infinity = kr_v_set1(kr_bits_float(0x7f800000u));
+  kr_v largest = kr_v_zero();
+  for (int part = 0; part < (v->dtype == KRAIT_C64 ? 2 : 1); part++, values += N * KR_VL) {
+    const kr_plane plane = numbers_of(v, kr_at2(v, d, 0), v->stride[0], v->stride[1], part);
+    kr_tile_load(values, KR_VL, &plane, (int)N, n_lanes);
+    largest = kr_v_zero();
+    for (int64_t i = 0; i < N * KR_VL; i += KR_VL) {
+      const kr_v value = kr_v_mul(scale, kr_v_load(values + i));
+      kr_v_store(values + i, value);
+      largest = kr_v_select(kr_v_isnan(value), infinity, kr_v_max(kr_v_abs(value), largest));
     }
-  return largest;
+  }
+  return kr_v_largest(largest);
 }
 
 static inline void read_channels(float *values, const krait_view *v, int64_t d, int n_lanes) {
@@ -98,16 +121,38 @@ static inline void read_channels(float *values, const krait_view *v, int64_t d, 
 }
 
 /* States of (row, d.., :) into [n][lane]; zero where there is no view. */
-static inline void read_states(float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes, int64_t N) {
-  for (int64_t n = 0; n < N; n++)
-    for (int lane = 0; lane < KR_VL; lane++)
-      x[n * KR_VL + lane] = kr_has(v) && lane < n_lanes ? ((const float *)v->data)[kr_at3(v, row, d + lane, n)] : 0;
+static inline void read_states(const scan_plan *p, float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes) {
+  if (!kr_has(v)) memset(x, 0, (size_t)(p->values * KR_VL) * sizeof *x);
+  for (int part = 0; kr_has(v) && part < p->width; part++) {
+    const kr_plane plane = numbers_of(v, kr_at3(v, row, d, 0), v->stride[1], v->stride[2], part);
+    kr_tile_load(x + part * p->in.N * KR_VL, KR_VL, &plane, (int)p->in.N, n_lanes);
+  }
 }
 
-static inline void write_states(const float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes, int64_t N) {
-  for (int64_t n = 0; kr_has(v) && n < N; n++)
-    for (int lane = 0; lane < n_lanes; lane++) ((float *)v->data)[kr_at3(v, row, d + lane, n)] = x[n * KR_VL + lane];
+static inline void write_states(const scan_plan *p, const float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes) {
+  for (int part = 0; kr_has(v) && part < p->width; part++) {
+    const kr_plane plane = numbers_of(v, kr_at3(v, row, d, 0), v->stride[1], v->stride[2], part);
+    kr_tile_store(x + part * p->in.N * KR_VL, KR_VL, &plane, (int)p->in.N, n_lanes);
+  }
 }
+
+/* ---- decays ---- */
+
+/* A is scaled once: real A by log2 e, complex A not at all. Whether the short form of a decay will do: for products of real
+ * numbers within 2^+-126, for angles of complex ones within the reach of the vector functions. */
+static inline float scale_of_A(const scan_plan *p) { return p->width == 1 ? log2_e : 1; }
+static inline int is_near(const scan_plan *p, float largest_product) { return largest_product <= (p->width == 1 ? 126.0f : KR_MOST_ANGLE); }
+
+KR_INLINE kr_v decay_of(kr_v dt, kr_v A, int near) { return near ? kr_v_exp2_product(dt, A) : kr_v_exp2_any(dt, A); }
+
+/* exp(dt (A + i A_im)). */
+KR_INLINE kr_v complex_decay(kr_v dt, kr_v A, kr_v A_im, int near, kr_v *imaginary) {
+  kr_v sine, cosine = near ? kr_v_cos_sin_near(dt, A_im, &sine) : kr_v_cos_sin_any(dt, A_im, &sine), size = kr_v_exp(kr_v_mul(dt, A));
+  *imaginary = kr_v_mul(size, sine);
+  return kr_v_mul(size, cosine);
+}
+
+KR_INLINE kr_v shared_of(const float *p, int64_t n, int constant) { return constant ? kr_v_load(p + n * KR_VL) : kr_v_set1(p[n]); }
 
 /* dt of a tile from delta in place; returns the largest magnitude (NaN is not counted). */
 static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {

@@ -1,5 +1,5 @@
 /* selective_scan_bwd.c: contract, cost and rows of the scan's gradient. The equations are in selective_scan_bwd_ref.c.
- * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time), 16-bit storage one rounding. */
+ * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A), 16-bit storage one rounding. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_rows.h"
@@ -43,14 +43,9 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->bytes = steps * element * (5 + 2 * gate) + (double)a->B * (double)a->G * (double)a->N * (double)a->L * 4 * (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
-static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
-  (void)ctx;
-  return ((const krait_selective_scan_bwd_args *)args)->A.dtype == KRAIT_C64 ? "complex A" : NULL;
-}
-
 static const kr_row rows[] = {
     KR_CUDA_ROWS(selective_scan_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_bwd_ref, kr_selective_scan_bwd_ref_scratch},

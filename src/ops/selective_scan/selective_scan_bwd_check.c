@@ -14,7 +14,8 @@ static double lost_in_sums(const kr_case *c) {
 static void output(kr_case *c, krait_view *v, const char *name, int32_t dtype, size_t n_dims, const int64_t *shape, int is_sum) {
   if (kr_case_chance(c, 0.1)) return;
   kr_case_view(c, v, name, KR_OUT, dtype, (int)n_dims, shape);
-  if (dtype == KRAIT_F32 || dtype == KRAIT_C64) kr_case_bound(c, v, is_sum ? 1e-4 : 2e-5, is_sum ? lost_in_sums(c) : 1e-30);
+  const int is_complex = ((const krait_selective_scan_bwd_args *)c->args)->A.dtype == KRAIT_C64;
+  if (dtype == KRAIT_F32 || dtype == KRAIT_C64) kr_case_bound(c, v, is_sum || is_complex ? 1e-4 : 2e-5, is_sum ? lost_in_sums(c) : 1e-30);
 }
 
 static void like(kr_case *c, krait_view *v, const char *name, const krait_selective_scan_bwd_args *a, const krait_view *input, uint32_t constant) {

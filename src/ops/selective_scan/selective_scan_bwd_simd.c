@@ -1,15 +1,15 @@
 /* selective_scan_bwd_simd.c: the scan's gradient with channels across lanes (scan_block.h). An item walks its sequences
- * once forwards, keeping the states at the start of every stretch, a tile or a half of one; then stretch by stretch backwards,
- * where each is replayed with all its states and decays kept in the first cache, and swept from its end. dB and dC gather per lane over the blocks of an item and are added
- * across lanes once per tile. Items are cut by the shape alone, partial sums are added in one order: the result does
- * not depend on threads. */
+ * once forwards, keeping the states before every stretch of 8 steps (of a long sequence: before every tile, and those within it are
+ * found again); then stretch by stretch backwards: state by state, a stretch's states and decays are computed again into registers and
+ * swept from their end. dB and dC gather per lane over the blocks of an item and are added across lanes once per tile.
+ * Items are cut by the shape alone, partial sums are added in one order: the result does not depend on threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
 
 typedef krait_selective_scan_bwd_args bwd_args;
 
-enum { MOST_CHUNKS = 256, WANTED_ITEMS = 16, KEPT_VALUES = 256, MOST_CHECKPOINTS = 4096, LONGEST_TILE = 256 };
+enum { MOST_CHUNKS = 256, WANTED_ITEMS = 16, KEPT_VALUES = 256, MOST_CHECKPOINTS = 4096, LONGEST_TILE = 256, STRETCH = 8 };
 static const float ln_2 = 0.69314718f;
 
 /* Scratch: [sums of parameter gradients][dB by range][dC by range][a work area per thread]. */
@@ -20,8 +20,8 @@ typedef struct run {
   int64_t blocks;                  /* of a whole range */
   int64_t record, n_records;       /* floats of a block's sums; chunks x blocks */
   int64_t shared;                  /* floats of dB (and of dC) by range; 0 where items write them themselves */
-  int64_t stretch;                 /* steps that are replayed at once; divides a tile */
-  int64_t n_stretches, work;       /* of the longest sequence; floats of a work area */
+  int64_t interval;                /* steps between kept states: a stretch or a tile */
+  int64_t n_kept, work;            /* of the longest sequence; floats of a work area */
   float *sums, *shared_B, *shared_C, *works;
 } run;
 
@@ -33,17 +33,17 @@ enum { SUM_A, SUM_A_REVERSE, SUM_B, SUM_C, SUM_D, SUM_BIAS };
 static int64_t sum_offset(const run *r, int which) {
   const uint32_t exists[] = {1, r->p.in.flags & KRAIT_SCAN_BOTH, r->p.in.flags & KRAIT_SCAN_B_CONSTANT, r->p.in.flags & KRAIT_SCAN_C_CONSTANT};
   int64_t offset = 0;
-  for (int i = 0; i < 4 && i < which; i++) offset += exists[i] ? r->p.in.N * KR_VL : 0;
+  for (int i = 0; i < 4 && i < which; i++) offset += exists[i] ? r->p.values * KR_VL : 0;
   return offset + (which > SUM_D ? (which - SUM_D) * KR_VL : 0);
 }
 
 static int64_t work_floats(const run *r) {
-  int64_t N = r->p.in.N, tile = r->p.tile, stretch = r->stretch, states = whole_lines(r->blocks * N * KR_VL);
+  int64_t values = r->p.values, tile = r->p.tile, states = whole_lines(r->blocks * values * KR_VL);
   int64_t constants = has_flag(r, KRAIT_SCAN_B_CONSTANT) + has_flag(r, KRAIT_SCAN_C_CONSTANT);
-  int64_t kept = whole_lines((stretch + 1) * N * KR_VL) + whole_lines(stretch * N * KR_VL) + whole_lines(tile * N * KR_VL) * 2 + whole_lines(N * KR_VL);
+  int64_t of_tile = 2 * whole_lines(tile * values * KR_VL) + whole_lines(tile / STRETCH * values * KR_VL) + whole_lines(values * KR_VL);
   int64_t both = has_flag(r, KRAIT_SCAN_BOTH) ? 3 * whole_lines(r->blocks * KR_VL * r->p.in.L) : 0;
-  return states * (3 + constants) + whole_lines(r->n_stretches * r->blocks * N * KR_VL) + kept + both + 2 * whole_lines(r->blocks * KR_VL) +
-         whole_lines(r->blocks) + 2 * whole_lines(tile * r->p.pitch) + 9 * whole_lines(tile * KR_VL) + whole_lines(tile);
+  return states * (2 + constants) + whole_lines(r->n_kept * r->blocks * values * KR_VL) + of_tile + both + 2 * whole_lines(r->blocks * KR_VL) +
+         whole_lines(r->blocks) + 2 * whole_lines(tile * values) + 9 * whole_lines(tile * KR_VL) + whole_lines(tile);
 }
 
 static void plan_items(run *r, const kr_scan_inputs *in) {
@@ -53,8 +53,9 @@ static void plan_items(run *r, const kr_scan_inputs *in) {
   r->n_chunks = (rows + r->rows_per_item - 1) / r->rows_per_item;
   r->p = plan_scan(in, range);
   while (range > KR_VL && r->n_chunks * in->G * r->p.n_ranges < WANTED_ITEMS) r->p = plan_scan(in, range /= 2);
-  int64_t tile = KEPT_VALUES / in->N / KR_VL * KR_VL;
-  tile = tile < KR_VL ? KR_VL : tile > MAX_TILE ? MAX_TILE : tile;
+  const int64_t least = KR_VL < STRETCH ? STRETCH : KR_VL; /* whole vectors and whole stretches */
+  int64_t tile = KEPT_VALUES / in->N / least * least;
+  tile = tile < least ? least : tile > MAX_TILE ? MAX_TILE : tile;
   while (tile < LONGEST_TILE && in->L / tile > MOST_CHECKPOINTS) tile *= 2;
   r->p.tile = (int)tile;
 }
@@ -66,9 +67,9 @@ static run plan_run(const bwd_args *a) {
   r.blocks = r.p.range / KR_VL;
   r.n_records = r.n_chunks * in.G * r.p.n_ranges * r.blocks;
   r.record = whole_lines(sum_offset(&r, SUM_BIAS) + KR_VL);
-  r.stretch = r.p.tile == KR_VL && KR_VL > 8 ? KR_VL / 2 : r.p.tile; /* whole vectors of steps are read, half of them fit the first cache */
-  r.n_stretches = (in.L + r.stretch - 1) / r.stretch;
-  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = whole_lines(in.B * in.G * r.p.n_ranges * in.L * r.p.pitch);
+  r.interval = in.L / STRETCH > MOST_CHECKPOINTS ? r.p.tile : STRETCH;
+  r.n_kept = (in.L + r.interval - 1) / r.interval;
+  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = whole_lines(in.B * in.G * r.p.n_ranges * r.p.values * in.L);
   r.work = work_floats(&r);
   float *scratch = a->call.scratch;
   r.sums = scratch;
@@ -91,10 +92,10 @@ typedef struct item {
   const run *r;
   scan_walk w;
   int64_t row, g, range_index, d0, n_channels, n_blocks;
-  float *A, *B, *C, *carry, *x, *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per stretch */
+  float *A, *B, *C, *carry, *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per interval */
   float *bias, *skip, *size;                  /* [block][lane], [block][lane], [block] */
-  float *states, *decays, *gather_B, *gather_C, *tile_dA; /* [step + 1][n][lane], [step][n][lane] three times, [n][lane] */
-  float *matrix_B, *matrix_C;                 /* [step][pitch] */
+  float *gather_B, *gather_C, *within, *tile_dA; /* [n][step][lane] twice, [stretch of the tile][n][lane], [n][lane] */
+  float *matrix_B, *matrix_C;                 /* [n][step of the tile] */
   float *dt, *du, *u, *slope, *g_out, *gate, *y, *q, *rest; /* [step][lane] */
   float *both_u, *both_dt, *both_y;           /* [block][time][lane], the first of two directions */
   unsigned char *marks;
@@ -103,23 +104,21 @@ typedef struct item {
 
 static void cut_work(item *it, float *scratch) {
   const run *r = it->r;
-  int64_t N = r->p.in.N, tile = r->p.tile, states = r->blocks * N * KR_VL, steps = tile * KR_VL;
+  int64_t values = r->p.values, tile = r->p.tile, states = r->blocks * values * KR_VL, steps = tile * KR_VL;
   it->A = cut(&scratch, states);
   it->carry = cut(&scratch, states);
-  it->x = cut(&scratch, states);
   it->B = has_flag(r, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
   it->C = has_flag(r, KRAIT_SCAN_C_CONSTANT) ? cut(&scratch, states) : NULL;
-  it->checkpoints = cut(&scratch, r->n_stretches * states);
-  it->states = cut(&scratch, (r->stretch + 1) * N * KR_VL);
-  it->decays = cut(&scratch, r->stretch * N * KR_VL);
-  it->gather_B = cut(&scratch, steps * N);
-  it->gather_C = cut(&scratch, steps * N);
-  it->tile_dA = cut(&scratch, N * KR_VL);
+  it->checkpoints = cut(&scratch, r->n_kept * states);
+  it->gather_B = cut(&scratch, steps * values);
+  it->gather_C = cut(&scratch, steps * values);
+  it->within = cut(&scratch, tile / STRETCH * values * KR_VL);
+  it->tile_dA = cut(&scratch, values * KR_VL);
   it->bias = cut(&scratch, r->blocks * KR_VL);
   it->skip = cut(&scratch, r->blocks * KR_VL);
   it->size = cut(&scratch, r->blocks);
-  it->matrix_B = cut(&scratch, tile * r->p.pitch);
-  it->matrix_C = cut(&scratch, tile * r->p.pitch);
+  it->matrix_B = cut(&scratch, tile * values);
+  it->matrix_C = cut(&scratch, tile * values);
   float **const arrays[] = {&it->dt, &it->du, &it->u, &it->slope, &it->g_out, &it->gate, &it->y, &it->q, &it->rest};
   for (int i = 0; i < 9; i++) *arrays[i] = cut(&scratch, steps);
   it->marks = (unsigned char *)cut(&scratch, tile);
@@ -133,7 +132,10 @@ static int lanes_of(const item *it, int64_t block) {
   int64_t left = it->n_channels - block * KR_VL;
   return (int)(left < KR_VL ? left : KR_VL);
 }
-static int64_t part_of(const item *it, int64_t block) { return block * it->r->p.in.N * KR_VL; }
+static int64_t part_of(const item *it, int64_t block) { return block * it->r->p.values * KR_VL; }
+static float *checkpoint_of(const item *it, int64_t block, int64_t step) {
+  return it->checkpoints + (step / it->r->interval * it->r->blocks + block) * it->r->p.values * KR_VL;
+}
 static float *sum_of(const item *it, int64_t block, int which) { return it->records + block * it->r->record + sum_offset(it->r, which); }
 
 static void begin_direction(item *it, const krait_view *A) {
@@ -141,35 +143,39 @@ static void begin_direction(item *it, const krait_view *A) {
   for (int64_t k = 0; k < it->n_blocks; k++) {
     int64_t d = it->d0 + k * KR_VL, part = part_of(it, k);
     int lanes = lanes_of(it, k);
-    it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, log2_e);
+    it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, scale_of_A(&it->r->p));
     if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
     if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
-    read_states(it->x + part, in->initial_state, it->row, d, lanes, in->N);
-    read_states(it->carry + part, &it->r->a->dlast_state, it->row, d, lanes, in->N);
+    read_states(&it->r->p, checkpoint_of(it, k, 0), in->initial_state, it->row, d, lanes);
+    read_states(&it->r->p, it->carry + part, &it->r->a->dlast_state, it->row, d, lanes);
     read_channels(it->bias + k * KR_VL, in->delta_bias, d, lanes);
     read_channels(it->skip + k * KR_VL, in->Dvec, d, lanes);
   }
 }
 
-/* dt, its slope, u and dt u of a tile; returns whether the short exponential will do. */
-static int read_steps(item *it, int64_t block, int64_t i0, int n) {
+/* dt, u and dt u of a tile, and where asked for the slope of dt; returns whether the short form of decays will do. */
+static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope) {
   const kr_scan_inputs *in = &it->r->p.in;
   float *dt = it->dt, *du = it->du, *u = it->u, *slope = it->slope;
   int64_t d = it->d0 + block * KR_VL;
   kr_plane delta = plane_of(in->delta, &it->w, d, i0), input = plane_of(in->u, &it->w, d, i0);
   kr_tile_load(dt, KR_VL, &delta, n, lanes_of(it, block));
   kr_tile_load(u, KR_VL, &input, n, lanes_of(it, block));
-  kr_v bias = kr_v_load(it->bias + block * KR_VL), largest = kr_v_zero(), one = kr_v_set1(1.0f);
-  const int softplus = has_flag(it->r, KRAIT_SCAN_SOFTPLUS);
+  kr_v bias = kr_v_load(it->bias + block * KR_VL), largest = kr_v_zero(), steep = kr_v_set1(1.0f);
+  if (!with_slope || !has_flag(it->r, KRAIT_SCAN_SOFTPLUS)) {
+    for (int i = 0; with_slope && i < n * KR_VL; i += KR_VL) kr_v_store(slope + i, steep);
+    const float size = finish_steps(dt, n, bias, has_flag(it->r, KRAIT_SCAN_SOFTPLUS));
+    for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(du + i, kr_v_mul(kr_v_load(dt + i), kr_v_load(u + i)));
+    return is_near(&it->r->p, size * it->size[block]);
+  }
   for (int i = 0; i < n * KR_VL; i += KR_VL) {
-    kr_v value = kr_v_add(kr_v_load(dt + i), bias), steep = one;
-    if (softplus) value = kr_v_softplus_and_slope(value, &steep);
+    kr_v value = kr_v_softplus_and_slope(kr_v_add(kr_v_load(dt + i), bias), &steep);
     kr_v_store(slope + i, steep);
     kr_v_store(dt + i, value);
     kr_v_store(du + i, kr_v_mul(value, kr_v_load(u + i)));
     largest = kr_v_max(kr_v_abs(value), largest);
   }
-  return kr_v_largest(largest) * it->size[block] <= 126.0f;
+  return is_near(&it->r->p, kr_v_largest(largest) * it->size[block]);
 }
 
 static void prefetch_views(const item *it, int64_t block, int64_t i0, int n, int all) {
@@ -202,150 +208,170 @@ static void read_gradients(item *it, int64_t block, int64_t i0, int n) {
   }
 }
 
-/* ---- replay: states forwards ---- */
+/* ---- a stretch ---- */
 
 typedef struct core {
-  const float *dt, *du, *g, *A, *B, *C; /* [step][lane] three times, [n][lane]; B, C: [step][n] or [n][lane] */
-  int64_t B_pitch, C_pitch, N;
-  float *x;                             /* [n][lane], advanced in place where states are not kept */
-  float *states, *decays, *y;           /* [step + 1][n][lane], [step][n][lane], [step][lane] */
-  float *carry, *dA, *gather_B, *gather_C, *q, *rest;
-  int64_t gather_B_pitch, gather_C_pitch;
+  const float *dt, *du, *g, *A, *B, *C; /* [step][lane] three times, [n][lane]; B, C: [n][step], or constant [n][lane] */
+  int64_t B_pitch, C_pitch, N;          /* from one n to the next */
+  int constant_B, constant_C, is_complex, restarts; /* restarts: some step of the tile does */
+  const unsigned char *marks;
+  const float *before;                  /* [n][lane], the states before the stretch */
+  float *after;                         /* [n][lane], what the walk forwards makes of them */
+  float *carry, *dA, *gather_B, *gather_C, *y, *q, *rest; /* [n][lane] twice; [n][step][lane], or constant [n][lane], twice; [step][lane] */
+  int64_t gather_B_pitch, gather_C_pitch; /* from one n to the next */
 } core;
 
-KR_INLINE kr_v decay_of(kr_v dt, kr_v A, int near) { return near ? kr_v_exp2_product(dt, A) : kr_v_exp2_any(dt, A); }
-KR_INLINE kr_v shared_of(const float *p, int64_t n, int constant) { return constant ? kr_v_load(p + n * KR_VL) : kr_v_set1(p[n]); }
+/* B or C of a state at step i, where p is the state's row. */
+KR_INLINE kr_v shared_at(const float *p, int i, int constant) { return constant ? kr_v_load(p) : kr_v_set1(p[i]); }
+KR_INLINE int is_fresh(const unsigned char *marks, int i, int restarts) { return restarts && marks[i] & STEP_RESTARTS; }
 
-/* Only the states at the end: the walk forwards. */
-KR_INLINE void advance_step(const core *c, int i, int near, int constant_B) {
-  const float *A = c->A, *B = constant_B ? c->B : c->B + i * c->B_pitch;
-  float *x = c->x;
-  const int64_t N = c->N;
-  kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL);
-  for (int64_t n = 0; n < N; n++) {
-    kr_v decay = decay_of(dt, kr_v_load(A + n * KR_VL), near);
-    kr_v_store(x + n * KR_VL, kr_v_fma(decay, kr_v_load(x + n * KR_VL), kr_v_mul(du, shared_of(B, n, constant_B))));
+/* The walk forwards: one state over a stretch, in a register. */
+KR_INLINE void advance_state(const core *c, int64_t n, int steps, int near, int constant_B, int restarts) {
+  const float *dt = c->dt, *du = c->du, *B = c->B + n * c->B_pitch;
+  const unsigned char *marks = c->marks;
+  const kr_v A = kr_v_load(c->A + n * KR_VL);
+  kr_v x = kr_v_load(c->before + n * KR_VL);
+#pragma GCC unroll 8
+  for (int i = 0; i < steps; i++) {
+    const kr_v input = kr_v_mul(kr_v_load(du + i * KR_VL), shared_at(B, i, constant_B));
+    x = is_fresh(marks, i, restarts) ? input : kr_v_fma(decay_of(kr_v_load(dt + i * KR_VL), A, near), x, input);
   }
+  kr_v_store(c->after + n * KR_VL, x);
 }
 
-/* States and decays of the step kept, y summed. */
-KR_INLINE void replay_step(const core *c, int i, int near, int constant_B, int constant_C, int with_y) {
-  const float *A = c->A, *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
-  const int64_t N = c->N, row = N * KR_VL;
-  const float *before = c->states + i * row;
-  float *after = c->states + (i + 1) * row, *decays = c->decays + i * row;
-  kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), y = kr_v_zero();
-  for (int64_t n = 0; n < N; n++) {
-    kr_v decay = decay_of(dt, kr_v_load(A + n * KR_VL), near);
-    kr_v x = kr_v_fma(decay, kr_v_load(before + n * KR_VL), kr_v_mul(du, shared_of(B, n, constant_B)));
-    kr_v_store(decays + n * KR_VL, decay);
-    kr_v_store(after + n * KR_VL, x);
-    if (with_y) y = kr_v_fma(shared_of(C, n, constant_C), x, y);
-  }
-  if (with_y) kr_v_store(c->y + i * KR_VL, y);
-}
-
-/* A step that starts anew: no state before it. Its kept decay is not used. */
-static void restart_step(const core *c, int i, int keep, int constant_B, int constant_C) {
-  const int64_t row = c->N * KR_VL;
-  float *after = keep ? c->states + (i + 1) * row : c->x;
-  kr_v du = kr_v_load(c->du + i * KR_VL), y = kr_v_zero();
+static void advance_complex(const core *c, int steps, int near) {
+  const int64_t im = c->N * KR_VL;
   for (int64_t n = 0; n < c->N; n++) {
-    kr_v x = kr_v_mul(du, constant_B ? shared_of(c->B, n, 1) : shared_of(c->B + i * c->B_pitch, n, 0));
-    kr_v_store(after + n * KR_VL, x);
-    y = kr_v_fma(constant_C ? shared_of(c->C, n, 1) : shared_of(c->C + i * c->C_pitch, n, 0), x, y);
-  }
-  if (keep) kr_v_store(c->y + i * KR_VL, y);
-}
-
-static void advance_steps(const core *c, int from, int to, int near, int constant_B) {
-  if (near && !constant_B)
-    for (int i = from; i < to; i++) advance_step(c, i, 1, 0);
-  else if (constant_B)
-    for (int i = from; i < to; i++) advance_step(c, i, 0, 1);
-  else
-    for (int i = from; i < to; i++) advance_step(c, i, 0, 0);
-}
-
-static void replay_steps(const core *c, int from, int to, int near, int constant_B, int constant_C, int with_y) {
-  if (constant_B || constant_C)
-    for (int i = from; i < to; i++) replay_step(c, i, 0, constant_B, constant_C, 1);
-  else if (near && with_y)
-    for (int i = from; i < to; i++) replay_step(c, i, 1, 0, 0, 1);
-  else if (near)
-    for (int i = from; i < to; i++) replay_step(c, i, 1, 0, 0, 0);
-  else
-    for (int i = from; i < to; i++) replay_step(c, i, 0, 0, 0, 1);
-}
-
-/* ---- sweep: gradients backwards ---- */
-
-KR_INLINE void sweep_step(const core *c, int i, int constant_B, int constant_C, int fresh) {
-  const int64_t N = c->N, row = N * KR_VL;
-  const float *A = c->A, *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
-  const float *before = c->states + i * row, *after = before + row, *decays = c->decays + i * row;
-  float *carry = c->carry, *dA = c->dA, *gather_B = c->gather_B + i * c->gather_B_pitch, *gather_C = c->gather_C + i * c->gather_C_pitch;
-  kr_v g = kr_v_load(c->g + i * KR_VL), dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL);
-  kr_v q = kr_v_zero(), rest = kr_v_zero();
-  for (int64_t n = 0; n < N; n++) {
-    const int64_t at = n * KR_VL;
-    kr_v dx = kr_v_fma(shared_of(C, n, constant_C), g, kr_v_load(carry + at));
-    kr_v_store(gather_C + at, kr_v_fma(g, kr_v_load(after + at), kr_v_load(gather_C + at)));
-    kr_v_store(gather_B + at, kr_v_fma(dx, du, kr_v_load(gather_B + at)));
-    q = kr_v_fma(dx, shared_of(B, n, constant_B), q);
-    if (fresh) {
-      kr_v_store(carry + at, kr_v_zero());
-      continue;
+    const float *A = c->A + n * KR_VL, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch;
+    const float *before = c->before + n * KR_VL;
+    kr_v x = kr_v_load(before), x_im = kr_v_load(before + im);
+    for (int i = 0; i < steps; i++) {
+      kr_v du = kr_v_load(c->du + i * KR_VL), decay_im, decay = complex_decay(kr_v_load(c->dt + i * KR_VL), kr_v_load(A), kr_v_load(A + im), near, &decay_im);
+      if (is_fresh(c->marks, i, 1)) x = x_im = kr_v_zero();
+      const kr_v old = x;
+      x = kr_v_fma(decay, x, kr_v_fnma(decay_im, x_im, kr_v_mul(du, shared_at(B, i, c->constant_B))));
+      x_im = kr_v_fma(decay, x_im, kr_v_fma(decay_im, old, kr_v_mul(du, shared_at(B_im, i, c->constant_B))));
     }
-    kr_v decay = kr_v_load(decays + at), part = kr_v_mul(dx, kr_v_mul(decay, kr_v_load(before + at)));
-    kr_v_store(dA + at, kr_v_fma(dt, part, kr_v_load(dA + at)));
-    rest = kr_v_fma(kr_v_load(A + at), part, rest);
-    kr_v_store(carry + at, kr_v_mul(decay, dx));
-  }
-  kr_v_store(c->q + i * KR_VL, q);
-  kr_v_store(c->rest + i * KR_VL, rest);
-}
-
-KR_INLINE void sweep_all(const core *c, const unsigned char *marks, int n, int constant_B, int constant_C) {
-  for (int i = n - 1; i >= 0; i--) {
-    if (marks[i] & STEP_RESTARTS) sweep_step(c, i, constant_B, constant_C, 1);
-    else sweep_step(c, i, constant_B, constant_C, 0);
+    kr_v_store(c->after + n * KR_VL, x);
+    kr_v_store(c->after + n * KR_VL + im, x_im);
   }
 }
 
-static void sweep(const core *c, const unsigned char *marks, int n, int constant_B, int constant_C) {
-  if (constant_B && constant_C) sweep_all(c, marks, n, 1, 1);
-  else if (constant_B) sweep_all(c, marks, n, 1, 0);
-  else if (constant_C) sweep_all(c, marks, n, 0, 1);
-  else sweep_all(c, marks, n, 0, 0);
+static void advance(const core *c, int near) {
+  const int64_t N = c->N;
+  if (c->is_complex) {
+    advance_complex(c, STRETCH, near);
+  } else if (near && !c->constant_B && !c->restarts) {
+    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 1, 0, 0);
+  } else if (c->constant_B) {
+    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 0, 1, 1);
+  } else {
+    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 0, 0, 1);
+  }
+}
+
+KR_INLINE void add_product(float *sum, kr_v a, kr_v b) { kr_v_store(sum, kr_v_fma(a, b, kr_v_load(sum))); }
+
+/* One state over a stretch: forwards with its states and decays kept, then its gradients backwards. */
+KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int constant_B, int constant_C, int restarts, int with_y) {
+  const int64_t at = n * KR_VL, each_B = constant_B ? 0 : KR_VL, each_C = constant_C ? 0 : KR_VL;
+  const float *dt = c->dt, *du = c->du, *g = c->g, *B = c->B + n * c->B_pitch, *C = c->C + n * c->C_pitch;
+  float *gather_B = c->gather_B + n * c->gather_B_pitch, *gather_C = c->gather_C + n * c->gather_C_pitch, *q = c->q, *rest = c->rest, *y = c->y;
+  const unsigned char *marks = c->marks;
+  const kr_v A = kr_v_load(c->A + at);
+  kr_v x[STRETCH + 1], decay[STRETCH], carry = kr_v_load(c->carry + at), dA = kr_v_load(c->dA + at);
+  x[0] = kr_v_load(c->before + at);
+#pragma GCC unroll 8
+  for (int i = 0; i < steps; i++) {
+    const kr_v input = kr_v_mul(kr_v_load(du + i * KR_VL), shared_at(B, i, constant_B));
+    decay[i] = decay_of(kr_v_load(dt + i * KR_VL), A, near);
+    x[i + 1] = is_fresh(marks, i, restarts) ? input : kr_v_fma(decay[i], x[i], input);
+  }
+#pragma GCC unroll 8
+  for (int i = steps - 1; i >= 0; i--) {
+    const kr_v gi = kr_v_load(g + i * KR_VL), Ci = shared_at(C, i, constant_C), dx = kr_v_fma(Ci, gi, carry);
+    add_product(gather_C + i * each_C, gi, x[i + 1]);
+    add_product(gather_B + i * each_B, dx, kr_v_load(du + i * KR_VL));
+    add_product(q + i * KR_VL, dx, shared_at(B, i, constant_B));
+    if (with_y) add_product(y + i * KR_VL, Ci, x[i + 1]);
+    carry = kr_v_zero();
+    if (is_fresh(marks, i, restarts)) continue;
+    carry = kr_v_mul(decay[i], dx);
+    const kr_v part = kr_v_mul(carry, x[i]);
+    dA = kr_v_fma(kr_v_load(dt + i * KR_VL), part, dA);
+    add_product(rest + i * KR_VL, A, part);
+  }
+  kr_v_store(c->carry + at, carry);
+  kr_v_store(c->dA + at, dA);
+}
+
+/* The same for a complex state; bars conjugate: dx = 2 g conj(C) + carry, carry = conj(decay) dx, part = conj(x) carry. */
+static void sweep_complex(const core *c, int64_t n, int steps, int near) {
+  const int64_t at = n * KR_VL, im = c->N * KR_VL;
+  const float *A = c->A + at, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch, *C = c->C + n * c->C_pitch, *C_im = C + c->N * c->C_pitch;
+  kr_v x[STRETCH + 1][2], decay[STRETCH][2], carry[2] = {kr_v_load(c->carry + at), kr_v_load(c->carry + at + im)};
+  x[0][0] = kr_v_load(c->before + at);
+  x[0][1] = kr_v_load(c->before + at + im);
+  for (int i = 0; i < steps; i++) {
+    const kr_v du = kr_v_load(c->du + i * KR_VL), zero = kr_v_zero(), re = is_fresh(c->marks, i, 1) ? zero : x[i][0], x_im = is_fresh(c->marks, i, 1) ? zero : x[i][1];
+    decay[i][0] = complex_decay(kr_v_load(c->dt + i * KR_VL), kr_v_load(A), kr_v_load(A + im), near, &decay[i][1]);
+    x[i + 1][0] = kr_v_fma(decay[i][0], re, kr_v_fnma(decay[i][1], x_im, kr_v_mul(du, shared_at(B, i, c->constant_B))));
+    x[i + 1][1] = kr_v_fma(decay[i][0], x_im, kr_v_fma(decay[i][1], re, kr_v_mul(du, shared_at(B_im, i, c->constant_B))));
+  }
+  for (int i = steps - 1; i >= 0; i--) {
+    const kr_v du = kr_v_load(c->du + i * KR_VL), dt = kr_v_load(c->dt + i * KR_VL), once = kr_v_load(c->g + i * KR_VL), g = kr_v_add(once, once);
+    const kr_v Ci = shared_at(C, i, c->constant_C), Ci_im = shared_at(C_im, i, c->constant_C), dx = kr_v_fma(Ci, g, carry[0]), dx_im = kr_v_fnma(Ci_im, g, carry[1]);
+    float *gather_B = c->gather_B + n * c->gather_B_pitch + (c->constant_B ? 0 : i * KR_VL), *gather_C = c->gather_C + n * c->gather_C_pitch + (c->constant_C ? 0 : i * KR_VL);
+    float *q = c->q + i * KR_VL, *rest = c->rest + i * KR_VL, *y = c->y + i * KR_VL;
+    add_product(gather_C, g, x[i + 1][0]);
+    add_product(gather_C + c->N * c->gather_C_pitch, kr_v_neg(g), x[i + 1][1]);
+    add_product(gather_B, dx, du);
+    add_product(gather_B + c->N * c->gather_B_pitch, dx_im, du);
+    add_product(q, dx, shared_at(B, i, c->constant_B));
+    add_product(q, dx_im, shared_at(B_im, i, c->constant_B));
+    add_product(y, kr_v_set1(2.0f), kr_v_fnma(Ci_im, x[i + 1][1], kr_v_mul(Ci, x[i + 1][0])));
+    carry[0] = carry[1] = kr_v_zero();
+    if (is_fresh(c->marks, i, 1)) continue;
+    carry[0] = kr_v_fma(decay[i][0], dx, kr_v_mul(decay[i][1], dx_im));
+    carry[1] = kr_v_fnma(decay[i][1], dx, kr_v_mul(decay[i][0], dx_im));
+    const kr_v part = kr_v_fma(x[i][0], carry[0], kr_v_mul(x[i][1], carry[1])), part_im = kr_v_fnma(x[i][1], carry[0], kr_v_mul(x[i][0], carry[1]));
+    add_product(c->dA + at, dt, part);
+    add_product(c->dA + at + im, dt, part_im);
+    add_product(rest, kr_v_load(A), part);
+    add_product(rest, kr_v_load(A + im), part_im);
+  }
+  kr_v_store(c->carry + at, carry[0]);
+  kr_v_store(c->carry + at + im, carry[1]);
+}
+
+KR_INLINE void sweep_states(const core *c, int steps, int near, int constant_B, int constant_C, int restarts, int with_y) {
+  const int64_t N = c->N;
+  for (int64_t n = 0; n < N; n++) sweep_state(c, n, steps, near, constant_B, constant_C, restarts, with_y);
+}
+
+static void sweep(const core *c, int steps, int near, int with_y) {
+  if (c->is_complex)
+    for (int64_t n = 0; n < c->N; n++) sweep_complex(c, n, steps, near);
+  else if (c->constant_B && c->constant_C) sweep_states(c, steps, 0, 1, 1, 1, 1);
+  else if (c->constant_B) sweep_states(c, steps, 0, 1, 0, 1, 1);
+  else if (c->constant_C) sweep_states(c, steps, 0, 0, 1, 1, 1);
+  else if (!near || c->restarts || steps < STRETCH) sweep_states(c, steps, 0, 0, 0, 1, 1);
+  else if (with_y) sweep_states(c, STRETCH, 1, 0, 0, 0, 1);
+  else sweep_states(c, STRETCH, 1, 0, 0, 0, 0);
 }
 
 /* ---- a block's tile ---- */
 
 /* Steps `at` and after of the tile. */
 static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int at) {
-  const int64_t part = part_of(it, block), N = it->r->p.in.N, from = at * KR_VL;
-  return (core){.dt = it->dt + from, .du = it->du + from, .g = it->g_out + from, .A = it->A + part, .B = it->B ? it->B + part : B->data + at * B->pitch,
-                .C = it->C ? it->C + part : C->data + at * C->pitch, .B_pitch = B->pitch, .C_pitch = C->pitch, .N = N, .x = it->x + part,
-                .states = it->states, .decays = it->decays, .y = it->y + from, .carry = it->carry + part, .dA = it->tile_dA, .q = it->q + from, .rest = it->rest + from,
-                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from * N, .gather_B_pitch = it->B ? 0 : N * KR_VL,
-                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from * N, .gather_C_pitch = it->C ? 0 : N * KR_VL};
-}
-
-static void walk_steps(const core *c, const item *it, const unsigned char *marks, int n, int near, int keep, int with_y) {
-  const int constant_B = it->B != NULL, constant_C = it->C != NULL;
-  for (int i = 0; i < n;) {
-    int end = next_restart(marks, i, n), from = i;
-    if (marks[i] & STEP_RESTARTS) restart_step(c, from++, keep, constant_B, constant_C);
-    if (keep) replay_steps(c, from, end, near, constant_B, constant_C, with_y);
-    else advance_steps(c, from, end, near, constant_B);
-    i = end;
-  }
-}
-
-static float *checkpoint_of(const item *it, int64_t block, int64_t step) {
-  const int64_t row = it->r->p.in.N * KR_VL;
-  return it->checkpoints + (step / it->r->stretch * it->r->blocks + block) * row;
+  const int64_t part = part_of(it, block), from = at * KR_VL, gathered = it->r->p.tile * KR_VL;
+  return (core){.dt = it->dt + from, .du = it->du + from, .g = it->g_out + from, .A = it->A + part, .N = it->r->p.in.N,
+                .B = it->B ? it->B + part : B->data + at, .B_pitch = it->B ? KR_VL : B->pitch, .constant_B = it->B != NULL,
+                .C = it->C ? it->C + part : C->data + at, .C_pitch = it->C ? KR_VL : C->pitch, .constant_C = it->C != NULL,
+                .is_complex = it->r->p.width == 2, .restarts = kr_has(it->r->p.in.seq_idx), .marks = it->marks + at,
+                .carry = it->carry + part, .dA = it->tile_dA, .y = it->y + from, .q = it->q + from, .rest = it->rest + from,
+                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from, .gather_B_pitch = it->B ? KR_VL : gathered,
+                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from, .gather_C_pitch = it->C ? KR_VL : gathered};
 }
 
 static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
@@ -354,14 +380,14 @@ static void put_tile(const item *it, const float *tile, const krait_view *v, int
   kr_tile_store(tile, KR_VL, &plane, n, lanes_of(it, block));
 }
 
-/* dt q, u q + ln2 rest and y in place of q, rest and y: what one direction adds to du, ddt and the output. */
+/* dt q, u q + rest (unscaled) and y in place of q, rest and y: what one direction adds to du, ddt and the output. */
 static void direction_terms(item *it, int n) {
   float *q = it->q, *rest = it->rest;
   const float *dt = it->dt, *u = it->u;
-  const kr_v ln2 = kr_v_set1(ln_2);
+  const kr_v unscaled = kr_v_set1(it->r->p.width == 1 ? ln_2 : 1.0f);
   for (int i = 0; i < n * KR_VL; i += KR_VL) {
     kr_v dq = kr_v_load(q + i);
-    kr_v_store(rest + i, kr_v_fma(kr_v_load(u + i), dq, kr_v_mul(ln2, kr_v_load(rest + i))));
+    kr_v_store(rest + i, kr_v_fma(kr_v_load(u + i), dq, kr_v_mul(unscaled, kr_v_load(rest + i))));
     kr_v_store(q + i, kr_v_mul(kr_v_load(dt + i), dq));
   }
 }
@@ -406,18 +432,31 @@ static void add_floats(float *sum, const float *more, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(more + i)));
 }
 
+/* The states before each stretch of a tile: kept ones, or found again from the one before the tile. */
+static const float *states_before(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n, int near, int at) {
+  const int64_t row = it->r->p.values * KR_VL;
+  if (it->r->interval == STRETCH) return checkpoint_of(it, block, i0 + at);
+  for (int k = 0; at + STRETCH >= n && k < at; k += STRETCH) { /* the last one is asked for first */
+    core c = core_of(it, block, B, C, k);
+    c.before = k ? it->within + k / STRETCH * row : checkpoint_of(it, block, i0);
+    c.after = it->within + (k / STRETCH + 1) * row;
+    advance(&c, near);
+  }
+  return at ? it->within + at / STRETCH * row : checkpoint_of(it, block, i0);
+}
+
 static void sweep_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n, int sum_A, int turn) {
-  const int64_t row = it->r->p.in.N * KR_VL;
-  int near = read_steps(it, block, i0, n);
+  const int64_t row = it->r->p.values * KR_VL;
+  int near = read_steps(it, block, i0, n, 1);
   read_gradients(it, block, i0, n);
   prefetch_views(it, block + 1, i0, n, 1);
   memset(it->tile_dA, 0, (size_t)row * sizeof(float));
-  for (int stretch = (int)it->r->stretch, at = (n - 1) / stretch * stretch; at >= 0; at -= stretch) {
-    const int some = n - at < stretch ? n - at : stretch;
+  float *const sums[] = {it->y, it->q, it->rest};
+  for (int k = 0; k < 3; k++) memset(sums[k], 0, (size_t)(n * KR_VL) * sizeof(float));
+  for (int at = (n - 1) / STRETCH * STRETCH; at >= 0; at -= STRETCH) {
     core c = core_of(it, block, B, C, at);
-    memcpy(it->states, checkpoint_of(it, block, i0 + at), (size_t)row * sizeof(float));
-    walk_steps(&c, it, it->marks + at, some, near, 1, kr_has(&it->r->a->dz));
-    sweep(&c, it->marks + at, some, it->B != NULL, it->C != NULL);
+    c.before = states_before(it, block, B, C, i0, n, near, at);
+    sweep(&c, n - at < STRETCH ? n - at : STRETCH, near, kr_has(&it->r->a->dz));
   }
   add_floats(sum_of(it, block, sum_A), it->tile_dA, row);
   direction_terms(it, n);
@@ -427,57 +466,77 @@ static void sweep_block(item *it, int64_t block, const scan_shared *B, const sca
 
 /* ---- dB and dC of a tile ---- */
 
-/* matrix[step][n] = the sum of gather[step][n][...]. */
-static void add_across_lanes(float *matrix, int64_t pitch, const float *gather, int n_steps, int64_t N) {
-  for (int i = 0; i < n_steps; i++)
-    for (int64_t n0 = 0; n0 < N; n0 += KR_VL) {
-      kr_v block[KR_VL];
-      for (int k = 0; k < KR_VL; k++) block[k] = n0 + k < N ? kr_v_load(gather + (i * N + n0 + k) * KR_VL) : kr_v_zero();
-      kr_v_transpose(block);
-      for (int width = KR_VL / 2; width; width /= 2)
-        for (int k = 0; k < width; k++) block[k] = kr_v_add(block[k], block[k + width]);
-      kr_v_store(matrix + i * pitch + n0, block[0]);
-    }
+/* matrix[i] = the sum of gather[i][...]; n in whole vectors. */
+static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
+  for (int64_t i = 0; i < n; i += KR_VL) {
+    kr_v block[KR_VL];
+    for (int k = 0; k < KR_VL; k++) block[k] = kr_v_load(gather + (i + k) * KR_VL);
+    kr_v_store(matrix + i, kr_v_sum_each(block));
+  }
+}
+
+/* matrix[n][step], a row every pitch floats, to steps i0.. of a (B,G,N,L) view. */
+static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v, const scan_walk *w, int64_t g, int64_t i0, int n) {
+  for (int part = 0; part < p->width; part++) {
+    const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
+    kr_matrix_store(matrix + part * p->in.N * pitch, pitch, &states, (int)p->in.N, n);
+  }
+}
+
+/* Partial sums: [b][g][range][n][time]. */
+static float *partial_of(const run *r, float *partial, int64_t b, int64_t g, int64_t range) {
+  return partial + ((b * r->p.in.G + g) * r->p.n_ranges + range) * r->p.values * r->p.in.L;
 }
 
 static void put_shared(item *it, const krait_view *v, float *partial, const float *gather, float *matrix, int64_t i0, int n, int turn) {
   const scan_plan *p = &it->r->p;
   if (!kr_has(v)) return;
-  add_across_lanes(matrix, p->pitch, gather, n, p->in.N);
+  add_across_lanes(matrix, gather, p->values * p->tile);
   if (!it->r->shared) {
-    kr_plane plane = shared_plane_of(v, &it->w, it->g, i0);
-    kr_matrix_store(matrix, p->pitch, &plane, n, p->in.N);
+    write_shared(p, matrix, p->tile, v, &it->w, it->g, i0, n);
     return;
   }
-  float *base = partial + ((it->w.b * p->in.G + it->g) * p->n_ranges + it->range_index) * p->in.L * p->pitch;
-  for (int i = 0; i < n; i++) {
-    float *place = base + (it->w.first + (i0 + i) * it->w.step) * p->pitch;
-    if (turn == 2) add_floats(place, matrix + i * p->pitch, p->pitch);
-    else memcpy(place, matrix + i * p->pitch, (size_t)p->pitch * sizeof *place);
+  float *base = partial_of(it->r, partial, it->w.b, it->g, it->range_index) + it->w.first + i0 * it->w.step;
+  for (int64_t k = 0; k < p->values; k++) {
+    float *place = base + k * p->in.L;
+    const float *sum = matrix + k * p->tile;
+    if (turn == 2)
+      for (int i = 0; i < n; i++) place[i * it->w.step] += sum[i];
+    else
+      for (int i = 0; i < n; i++) place[i * it->w.step] = sum[i];
   }
 }
 
 /* ---- an item: a range of channels over some sequences ---- */
 
+/* data[n * pitch + step] of a tile. */
+static scan_shared read_states_by_step(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i0, int n, float *buffer) {
+  for (int part = 0; part < p->width; part++) {
+    const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
+    kr_matrix_load(buffer + part * p->in.N * p->tile, p->tile, &states, (int)p->in.N, n);
+  }
+  return (scan_shared){buffer, p->tile, p->in.N * p->tile};
+}
+
 static void read_both(item *it, int64_t i0, int n, scan_shared *B, scan_shared *C) {
   const scan_plan *p = &it->r->p;
   *B = *C = (scan_shared){0};
-  if (!it->B) *B = read_shared(p, p->in.Bmat, &it->w, it->g, i0, n, it->matrix_B);
-  if (!it->C) *C = read_shared(p, p->in.Cmat, &it->w, it->g, i0, n, it->matrix_C);
+  if (!it->B) *B = read_states_by_step(p, p->in.Bmat, &it->w, it->g, i0, n, it->matrix_B);
+  if (!it->C) *C = read_states_by_step(p, p->in.Cmat, &it->w, it->g, i0, n, it->matrix_C);
   mark_steps(&p->in, &it->w, i0, n, it->marks);
 }
 
-/* Keeps the states before each stretch of the tile; the last stretch of the sequence is replayed at once. */
+/* Keeps the states before each interval of the tile; from the last one's start nothing need be walked. */
 static void walk_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n) {
-  const int stretch = (int)it->r->stretch;
-  const int64_t row = it->r->p.in.N * KR_VL;
-  const int near = i0 + stretch < it->w.n ? read_steps(it, block, i0, n) : 0;
+  const int64_t interval = it->r->interval, last = (it->w.n - 1) / interval * interval;
+  const int near = i0 < last ? read_steps(it, block, i0, n, 0) : 0;
+  const float *before = checkpoint_of(it, block, i0);
   prefetch_views(it, block + 1, i0, n, 0);
-  for (int at = 0; at < n; at += stretch) {
-    memcpy(checkpoint_of(it, block, i0 + at), it->x + part_of(it, block), (size_t)row * sizeof(float));
-    if (i0 + at + stretch >= it->w.n) return;
+  for (int at = 0; at < n && i0 + at < last; at += STRETCH) {
     core c = core_of(it, block, B, C, at);
-    walk_steps(&c, it, it->marks + at, stretch, near, 0, 0);
+    c.before = before;
+    before = c.after = (at + STRETCH) % interval ? it->within : checkpoint_of(it, block, i0 + at + STRETCH);
+    advance(&c, near);
   }
 }
 
@@ -493,13 +552,13 @@ static void walk_forwards(item *it) {
 
 static void walk_backwards(item *it, int sum_A, int turn) {
   const run *r = it->r;
-  const int64_t row = r->p.in.N * KR_VL, tile = r->p.tile;
+  const int64_t row = r->p.values * KR_VL, tile = r->p.tile;
   for (int64_t i0 = (it->w.n - 1) / tile * tile; i0 >= 0 && it->w.n; i0 -= tile) {
     int n = (int)(it->w.n - i0 < tile ? it->w.n - i0 : tile);
     scan_shared B, C;
     read_both(it, i0, n, &B, &C);
-    if (!it->B) memset(it->gather_B, 0, (size_t)(n * row) * sizeof(float));
-    if (!it->C) memset(it->gather_C, 0, (size_t)(n * row) * sizeof(float));
+    if (!it->B) memset(it->gather_B, 0, (size_t)(tile * row) * sizeof(float));
+    if (!it->C) memset(it->gather_C, 0, (size_t)(tile * row) * sizeof(float));
     for (int64_t k = 0; k < it->n_blocks; k++) sweep_block(it, k, &B, &C, i0, n, sum_A, turn);
     if (!it->B) put_shared(it, &r->a->dB, r->shared_B, it->gather_B, it->matrix_B, i0, n, turn);
     if (!it->C) put_shared(it, &r->a->dC, r->shared_C, it->gather_C, it->matrix_C, i0, n, turn);
@@ -508,13 +567,12 @@ static void walk_backwards(item *it, int sum_A, int turn) {
 
 /* turn: 0 the only direction, 1 the first of two, 2 the second. */
 static void run_direction(item *it, const krait_view *A, int reverse, int turn) {
-  const kr_scan_inputs *in = &it->r->p.in;
-  it->w = walk_row(in, it->row, reverse);
+  it->w = walk_row(&it->r->p.in, it->row, reverse);
   begin_direction(it, A);
   walk_forwards(it);
   walk_backwards(it, turn == 1 ? SUM_A_REVERSE : SUM_A, turn);
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(it->carry + part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k), in->N);
+    write_states(&it->r->p, it->carry + part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k));
 }
 
 static void run_item(const run *r, int64_t index, float *work) {
@@ -549,9 +607,11 @@ static double sum_over_chunks(const run *r, int64_t block, int64_t offset) {
 }
 
 static void put_sums(const run *r, int64_t block, int64_t d, int lane, int which, const krait_view *v, int64_t N) {
-  if (!kr_has(v)) return;
-  for (int64_t n = 0; n < N; n++)
-    kr_put(v, which < SUM_D ? kr_at2(v, d, n) : kr_at1(v, d), sum_over_chunks(r, block, sum_offset(r, which) + n * KR_VL + lane));
+  const int64_t width = which < SUM_D ? r->p.width : 1;
+  for (int64_t k = 0; kr_has(v) && k < N * width; k++) {
+    const int64_t at = which < SUM_D ? kr_at2(v, d, k % N) : kr_at1(v, d);
+    kr_put(v, at * width + k / N, sum_over_chunks(r, block, sum_offset(r, which) + k * KR_VL + lane));
+  }
 }
 
 static void finish_parameters(void *user, int64_t begin, int64_t end, int worker) {
@@ -572,22 +632,29 @@ static void finish_parameters(void *user, int64_t begin, int64_t end, int worker
   }
 }
 
-static void finish_shared_step(const run *r, const krait_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
+enum { FINISHED_STEPS = 256 };
+
+/* FINISHED_STEPS steps from t on: the ranges' sums added and written. */
+static void finish_shared_steps(const run *r, const krait_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
   const scan_plan *p = &r->p;
-  float *first = partial + ((b * p->in.G + g) * p->n_ranges * p->in.L + t) * p->pitch;
-  for (int64_t k = 1; k < p->n_ranges; k++) add_floats(first, first + k * p->in.L * p->pitch, p->pitch);
-  kr_plane plane = {v->data, v->dtype, kr_at4(v, b, g, 0, t), v->stride[3], v->stride[2]};
-  kr_matrix_store(first, p->pitch, &plane, 1, p->in.N);
+  const int64_t L = p->in.L, n = L - t < FINISHED_STEPS ? L - t : FINISHED_STEPS;
+  float *first = partial_of(r, partial, b, g, 0) + t;
+  for (int64_t range = 1; range < p->n_ranges; range++) {
+    const float *more = partial_of(r, partial, b, g, range) + t;
+    for (int64_t k = 0; k < p->values; k++)
+      for (int64_t i = 0; i < n; i++) first[k * L + i] += more[k * L + i];
+  }
+  write_shared(p, first, L, v, &(scan_walk){.b = b, .first = t, .n = n, .step = 1}, g, 0, (int)n);
 }
 
 static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
   const run *r = user;
-  const int64_t L = r->p.in.L, G = r->p.in.G;
+  const int64_t pieces = (r->p.in.L + FINISHED_STEPS - 1) / FINISHED_STEPS, G = r->p.in.G;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
-    int64_t t = i % L, g = i / L % G, b = i / L / G;
-    if (kr_has(&r->a->dB) && !has_flag(r, KRAIT_SCAN_B_CONSTANT)) finish_shared_step(r, &r->a->dB, r->shared_B, b, g, t);
-    if (kr_has(&r->a->dC) && !has_flag(r, KRAIT_SCAN_C_CONSTANT)) finish_shared_step(r, &r->a->dC, r->shared_C, b, g, t);
+    int64_t t = i % pieces * FINISHED_STEPS, g = i / pieces % G, b = i / pieces / G;
+    if (kr_has(&r->a->dB) && !has_flag(r, KRAIT_SCAN_B_CONSTANT)) finish_shared_steps(r, &r->a->dB, r->shared_B, b, g, t);
+    if (kr_has(&r->a->dC) && !has_flag(r, KRAIT_SCAN_C_CONSTANT)) finish_shared_steps(r, &r->a->dC, r->shared_C, b, g, t);
   }
 }
 
@@ -597,6 +664,6 @@ int32_t KR_FN(kr_selective_scan_bwd)(const krait_ctx *ctx, const void *args) {
   run r = plan_run(a);
   kr_parallel(ctx, r.n_chunks * r.p.in.G * r.p.n_ranges, 1, run_items, &r);
   kr_parallel(ctx, a->D, 16, finish_parameters, &r);
-  if (r.shared) kr_parallel(ctx, a->B * a->G * a->L, 256, finish_shared, &r);
+  if (r.shared) kr_parallel(ctx, a->B * a->G * ((a->L + FINISHED_STEPS - 1) / FINISHED_STEPS), 1, finish_shared, &r);
   return KRAIT_OK;
 }

@@ -1,6 +1,7 @@
 /* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Per step and state one exponential (base 2,
  * log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in the first cache. A tile
- * whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. */
+ * whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. Complex states are pairs of
+ * vectors and take cosine and sine beside the exponential. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
@@ -9,14 +10,14 @@ typedef struct core {
   const float *dt, *du, *A, *B, *C; /* [step][lane], [step][lane], [n][lane]; B, C: [step][n] or [n][lane] */
   float *y, *x;                     /* [step][lane], [n][lane] */
   int64_t B_pitch, C_pitch, N;
+  int64_t B_imaginary, C_imaginary; /* from real to imaginary parts; those of A and x are N vectors further on */
 } core;
 
 KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, const float *C, int64_t n, kr_v y, int near, int constant_B, int constant_C) {
   kr_v A = kr_v_load(c->A + n * KR_VL), x = kr_v_load(c->x + n * KR_VL);
-  kr_v decay = near ? kr_v_exp2_product(dt, A) : kr_v_exp2_any(dt, A);
-  x = kr_v_fma(decay, x, kr_v_mul(du, constant_B ? kr_v_load(B + n * KR_VL) : kr_v_set1(B[n])));
+  x = kr_v_fma(decay_of(dt, A, near), x, kr_v_mul(du, shared_of(B, n, constant_B)));
   kr_v_store(c->x + n * KR_VL, x);
-  return kr_v_fma(constant_C ? kr_v_load(C + n * KR_VL) : kr_v_set1(C[n]), x, y);
+  return kr_v_fma(shared_of(C, n, constant_C), x, y);
 }
 
 KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B, int constant_C) {
@@ -41,6 +42,26 @@ static void advance_any(const core *c, int from, int to, int near, int constant_
   else advance(c, from, to, 0, 0, 0);
 }
 
+/* Steps of complex states; y is twice the real part of the sum. */
+static void advance_complex(const core *c, int from, int to, int near, int constant_B, int constant_C) {
+  const int64_t imaginary = c->N * KR_VL;
+  for (int i = from; i < to; i++) {
+    const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
+    kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), y = kr_v_zero();
+    for (int64_t n = 0; n < c->N; n++) {
+      float *x = c->x + n * KR_VL;
+      const float *A = c->A + n * KR_VL;
+      kr_v re = kr_v_load(x), im = kr_v_load(x + imaginary), decay_im, decay = complex_decay(dt, kr_v_load(A), kr_v_load(A + imaginary), near, &decay_im);
+      kr_v new_re = kr_v_fma(decay, re, kr_v_fnma(decay_im, im, kr_v_mul(du, shared_of(B, n, constant_B))));
+      kr_v new_im = kr_v_fma(decay, im, kr_v_fma(decay_im, re, kr_v_mul(du, shared_of(B + c->B_imaginary, n, constant_B))));
+      kr_v_store(x, new_re);
+      kr_v_store(x + imaginary, new_im);
+      y = kr_v_fnma(shared_of(C + c->C_imaginary, n, constant_C), new_im, kr_v_fma(shared_of(C, n, constant_C), new_re, y));
+    }
+    kr_v_store(c->y + i * KR_VL, kr_v_add(y, y));
+  }
+}
+
 /* One item of the loop: a sequence and some blocks of channels. Arrays hold one part per block. */
 typedef struct item {
   const scan_plan *p;
@@ -63,15 +84,15 @@ static int lanes_of(const item *it, int64_t block) {
 }
 
 static int64_t worker_floats(const scan_plan *p) {
-  int64_t blocks = p->range / KR_VL, states = whole_lines(blocks * p->in.N * KR_VL);
+  int64_t blocks = p->range / KR_VL, states = whole_lines(blocks * p->values * KR_VL);
   int64_t constants = ((p->in.flags & KRAIT_SCAN_B_CONSTANT) != 0) + ((p->in.flags & KRAIT_SCAN_C_CONSTANT) != 0);
   int64_t sums = p->in.flags & KRAIT_SCAN_BOTH ? whole_lines(blocks * KR_VL * p->in.L) : 0;
-  return states * (2 + constants) + 2 * whole_lines(blocks * KR_VL) + whole_lines(blocks) + 2 * whole_lines(p->tile * p->pitch) + 4 * whole_lines(p->tile * KR_VL) + sums;
+  return states * (2 + constants) + 2 * whole_lines(blocks * KR_VL) + whole_lines(blocks) + 2 * whole_lines(p->tile * p->pitch * p->width) + 4 * whole_lines(p->tile * KR_VL) + sums;
 }
 
 static void cut_scratch(item *it, float *scratch) {
   const scan_plan *p = it->p;
-  int64_t blocks = p->range / KR_VL, states = blocks * p->in.N * KR_VL;
+  int64_t blocks = p->range / KR_VL, states = blocks * p->values * KR_VL;
   it->A = cut(&scratch, states);
   it->x = cut(&scratch, states);
   it->B = is_set(it, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
@@ -79,8 +100,8 @@ static void cut_scratch(item *it, float *scratch) {
   it->bias = cut(&scratch, blocks * KR_VL);
   it->skip = cut(&scratch, blocks * KR_VL);
   it->size = cut(&scratch, blocks);
-  it->shared_B = cut(&scratch, p->tile * p->pitch);
-  it->shared_C = cut(&scratch, p->tile * p->pitch);
+  it->shared_B = cut(&scratch, p->tile * p->pitch * p->width);
+  it->shared_C = cut(&scratch, p->tile * p->pitch * p->width);
   it->dt = cut(&scratch, p->tile * KR_VL);
   it->du = cut(&scratch, p->tile * KR_VL);
   it->u = cut(&scratch, p->tile * KR_VL);
@@ -91,13 +112,13 @@ static void cut_scratch(item *it, float *scratch) {
 static void begin_direction(item *it, const krait_view *A) {
   const kr_scan_inputs *in = &it->p->in;
   for (int64_t k = 0; k < it->n_blocks; k++) {
-    int64_t d = it->d0 + k * KR_VL, part = k * in->N * KR_VL;
+    int64_t d = it->d0 + k * KR_VL, part = k * it->p->values * KR_VL;
     int lanes = lanes_of(it, k);
-    it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, log2_e);
+    it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, scale_of_A(it->p));
     if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
     if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
     if (it->state) memcpy(it->x, it->state, (size_t)(in->N * KR_VL) * sizeof *it->x);
-    else read_states(it->x + part, in->initial_state, it->row, d, lanes, in->N);
+    else read_states(it->p, it->x + part, in->initial_state, it->row, d, lanes);
     read_channels(it->bias + k * KR_VL, in->delta_bias, d, lanes);
     read_channels(it->skip + k * KR_VL, in->Dvec, d, lanes);
   }
@@ -119,16 +140,18 @@ static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, in
   kr_tile_load(u, KR_VL, &input, n, lanes_of(it, block));
   float largest = finish_steps(dt, n, kr_v_load(it->bias + block * KR_VL), is_set(it, KRAIT_SCAN_SOFTPLUS));
   for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(du + i, kr_v_mul(kr_v_load(dt + i), kr_v_load(u + i)));
-  return largest * it->size[block] <= 126.0f;
+  return is_near(it->p, largest * it->size[block]);
 }
 
 static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
-  int64_t part = block * it->p->in.N * KR_VL;
-  core c = {it->dt, it->du, it->A + part, it->B ? it->B + part : B->data, it->C ? it->C + part : C->data, it->y, it->x + part, B->pitch, C->pitch, it->p->in.N};
+  const int64_t N = it->p->in.N, part = block * it->p->values * KR_VL;
+  core c = {.dt = it->dt, .du = it->du, .A = it->A + part, .B = it->B ? it->B + part : B->data, .C = it->C ? it->C + part : C->data, .y = it->y, .x = it->x + part, .B_pitch = B->pitch,
+            .C_pitch = C->pitch, .N = N, .B_imaginary = it->B ? N * KR_VL : B->imaginary, .C_imaginary = it->C ? N * KR_VL : C->imaginary};
   for (int i = 0; i < n;) {
-    if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(c.N * KR_VL) * sizeof *c.x);
+    if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(it->p->values * KR_VL) * sizeof *c.x);
     int end = next_restart(it->marks, i, n);
-    advance_any(&c, i, end, near, it->B != NULL, it->C != NULL);
+    if (it->p->width == 1) advance_any(&c, i, end, near, it->B != NULL, it->C != NULL);
+    else advance_complex(&c, i, end, near, it->B != NULL, it->C != NULL);
     i = end;
   }
 }
@@ -203,9 +226,8 @@ static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_
 }
 
 static void write_last_states(const item *it) {
-  const int64_t N = it->p->in.N;
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(it->x + k * N * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k), N);
+    write_states(it->p, it->x + k * it->p->values * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k));
 }
 
 static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int then) {
@@ -308,7 +330,7 @@ static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;
   run r = {plan_scan(&in, KR_VL), a, 0, 1};
-  if (n_items(&r.p) <= MOST_BLOCKS && in.L >= SHORTEST && !kr_has(in.cu_seqlens) && !(in.flags & KRAIT_SCAN_BOTH)) {
+  if (n_items(&r.p) <= MOST_BLOCKS && in.L >= SHORTEST && r.p.width == 1 && !kr_has(in.cu_seqlens) && !(in.flags & KRAIT_SCAN_BOTH)) {
     r.chunk = (in.L / CHUNKS + MAX_TILE - 1) / MAX_TILE * MAX_TILE;
     if (r.chunk < LEAST_CHUNK) r.chunk = LEAST_CHUNK;
     r.n_chunks = (in.L + r.chunk - 1) / r.chunk;
