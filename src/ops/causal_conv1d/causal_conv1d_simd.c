@@ -28,16 +28,22 @@ static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t
 
 /* ---- lanes are time steps ---- */
 
-/* taps[k] meets window[i + k]; whole vectors. */
-KR_INLINE void filter_window(const float *window, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
+KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int W, int silu) {
+  kr_v sum = start;
+  for (int k = 0; k < W; k++) sum = kr_v_fma(tap[k], kr_v_load(from + k), sum);
+  return silu ? kr_v_silu_fast(sum) : sum;
+}
+
+/* taps[k] meets from[i + k]. A whole vector or more: the last one may overlap the one before. Less: whole vectors are read and written. */
+KR_INLINE void filter_window(const float *from, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
   kr_v tap[MAX_W];
   const kr_v start = kr_v_set1(bias);
   for (int k = 0; k < W; k++) tap[k] = kr_v_set1(taps[k]);
-  for (int64_t i = 0; i < n; i += KR_VL) {
-    kr_v sum = start;
-    for (int k = 0; k < W; k++) sum = kr_v_fma(tap[k], kr_v_load(window + i + k), sum);
-    kr_v_store(out + i, silu ? kr_v_silu_fast(sum) : sum);
-  }
+  int64_t i = 0;
+  for (; i + KR_VL <= n; i += KR_VL) kr_v_store(out + i, filter_vector(from + i, tap, start, W, silu));
+  if (i == n) return;
+  if (i) i = n - KR_VL;
+  kr_v_store(out + i, filter_vector(from + i, tap, start, W, silu));
 }
 
 static void filter_any(const float *window, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
@@ -89,39 +95,39 @@ static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   return r;
 }
 
-/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. */
+/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. Short copies are loops: a call
+ * of memcpy takes longer than a vector of the filter. */
 static void filter_piece(row *r, int64_t first, int n) {
   float window[WINDOW + MAX_W + 2 * KR_VL], out[WINDOW];
   const int keep = r->W - 1;
   for (int i = 0; i < 2 * KR_VL; i += KR_VL) kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read beyond the piece */
   read_piece(r->reverse ? window : window + keep, &r->a->x, kr_at3(&r->a->x, r->b, r->d, first), n);
-  memcpy(r->reverse ? window + n : window, r->history, (size_t)keep * sizeof *window); /* after whole vectors were stored */
-  memcpy(r->history, r->reverse ? window : window + n, (size_t)keep * sizeof *window);
+  float *past = r->reverse ? window + n : window, *next = r->reverse ? window : window + n;
+  for (int k = 0; k < keep; k++) past[k] = r->history[k]; /* after whole vectors were stored */
+  for (int k = 0; k < keep; k++) r->history[k] = next[k];
   filter_any(window, out, n, r->taps, r->bias, r->W, r->a->activation);
   write_piece(&r->a->out, kr_at3(&r->a->out, r->b, r->d, first), out, n);
 }
 
-/* The same from memory to memory, for float32 that is not in place and has its history in memory; whole vectors. */
-static void filter_direct(row *r, int64_t first, int64_t n) {
-  const krait_causal_conv1d_args *a = r->a;
-  const float *x = (const float *)a->x.data + kr_at3(&a->x, r->b, r->d, first);
-  float *out = (float *)a->out.data + kr_at3(&a->out, r->b, r->d, first);
-  const int keep = r->W - 1;
-  filter_any(r->reverse ? x : x - keep, out, n, r->taps, r->bias, r->W, a->activation);
-  memcpy(r->history, r->reverse ? x : x + n - keep, (size_t)keep * sizeof *x);
+/* The same from memory to memory, for float32 that is not in place: the steps that do not reach into the history, then the
+ * others through a window. */
+static void filter_direct(row *r, const float *x, float *out, int64_t L) {
+  const int keep = r->W - 1, silu = r->a->activation;
+  const int64_t head = keep <= KR_VL ? KR_VL : 2 * KR_VL, n = L - head;
+  filter_any(r->reverse ? x : x + head - keep, r->reverse ? out : out + head, n, r->taps, r->bias, r->W, silu);
+  filter_piece(r, r->reverse ? n : 0, (int)head);
+  for (int k = 0; k < keep; k++) r->history[k] = x[r->reverse ? k : L - keep + k];
 }
 
 static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = begin_row(a, b, d);
-  const int direct = a->x.dtype == KRAIT_F32 && a->x.data != a->out.data && a->L > WINDOW; /* a short row goes through one window */
-  for (int64_t done = 0, n; done < a->L; done += n) {
-    int64_t left = a->L - done;
-    n = direct && done == 0 ? KR_VL * 2 : WINDOW; /* the first steps have their history elsewhere */
-    if (n > left) n = left;
-    int64_t whole = left / KR_VL * KR_VL;
-    if (direct && done > 0 && whole) filter_direct(&r, r.reverse ? left - whole : done, n = whole);
-    else filter_piece(&r, r.reverse ? left - n : done, (int)n);
-  }
+  if (a->x.dtype == KRAIT_F32 && a->x.data != a->out.data && a->L >= 3 * KR_VL)
+    filter_direct(&r, (const float *)a->x.data + kr_at3(&a->x, b, d, 0), (float *)a->out.data + kr_at3(&a->out, b, d, 0), a->L);
+  else
+    for (int64_t done = 0, n; done < a->L; done += n) {
+      n = a->L - done < WINDOW ? a->L - done : WINDOW;
+      filter_piece(&r, r.reverse ? a->L - done - n : done, (int)n);
+    }
   for (int k = 0; kr_has(&a->final_states) && k < r.W - 1; k++)
     kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), r.history[r.reverse ? r.W - 2 - k : k]);
 }
