@@ -127,7 +127,12 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   doc_finding *f = doc_report(d, id, file, "", keys);
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
   add_image_evidence(d, f, file);
-  if (row && strcmp(row->column[4], "no") == 0) doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
+  if (!f || !row || strcmp(row->column[4], "no") != 0) return;
+  doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
+  size_t n = 0;
+  for (size_t i = 0; i < f->fixes.n; i++)
+    if (strncmp(DOC_TEXT(f->fixes, i), "TORCH_CUDA_ARCH_LIST", 20) != 0) DOC_TEXT(f->fixes, n++) = DOC_TEXT(f->fixes, i);
+  f->fixes.n = n;
 }
 
 static void judge_lost(doc *d, const doc_file *file) {

@@ -130,6 +130,7 @@ struct krait_report {
   kr_list unreadable; /* const char * */
   kr_list notes;      /* const char *: what is fine */
   doc_log log;
+  int n_pins;         /* requirements that were read */
   int n_unreached;    /* findings set aside because the log's imports do not lead to their files */
 };
 typedef krait_report doc;
@@ -188,6 +189,7 @@ int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
 const char *doc_build_command(doc *d, const char *package);
+const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
 void doc_rank(doc *d);
 int doc_main_cc(const doc *d); /* the worst or only device; 0 unknown */

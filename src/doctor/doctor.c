@@ -1,5 +1,6 @@
 /* doctor.c: one run, in order: inputs, facts, log, verdicts, diagnoses. */
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include "alloc.h"
@@ -11,10 +12,7 @@ static int ends_with(const char *text, const char *end) {
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static int is_pins(const char *path) {
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-  return (strncmp(name, "requirements", 12) == 0 && ends_with(name, ".txt")) || strcmp(name, "pyproject.toml") == 0;
-}
+static int is_pins(const char *path) { return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml"); }
 
 static void read_path(doc *d, const char *path) {
   struct stat info;
@@ -125,7 +123,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   }
   if (damaged) return 3;
   if (errors) return 1;
-  if (!doc_main_cc(d) && count_cuda_files(d)) return 4;
+  if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
   return warnings && strict ? 2 : 0;
 }
 
@@ -148,7 +146,7 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
   for (size_t i = 0; i < d->tables->rules.n; i++) {
     const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
     if (!*id) kr_text_print(&text, "%s %-24s %s\n", rule->id, rule->name, rule->says);
-    else if (strcmp(rule->id, id) == 0) explain_rule(d, &text, rule);
+    else if (strcasecmp(rule->id, id) == 0) explain_rule(d, &text, rule);
   }
   *out = text.at;
   if (text.length) return KRAIT_OK;

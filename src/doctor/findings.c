@@ -57,6 +57,15 @@ static const char *expand(doc *d, const char *text, const char *const *keys) {
 /* ---- builds ---- */
 static const kr_row *package_row(const doc *d, const char *package) { return kr_tables_find(d->tables, "package", package); }
 
+/* The target to build for: the device's own, or the newest of the package's that runs on it; 0: it has none. */
+static int build_target(const kr_row *row, int cc) {
+  int best = 0;
+  if (!row || !*row->column[6] || !cc) return cc;
+  for (const char *p = row->column[6]; *p; p += strcspn(p, " "), p += strspn(p, " "))
+    if (atoi(p) / 10 == cc / 10 && atoi(p) <= cc && atoi(p) > best) best = atoi(p);
+  return best;
+}
+
 static const char *fill_archs(doc *d, const char *text, int cc) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
@@ -69,7 +78,7 @@ static const char *fill_archs(doc *d, const char *text, int cc) {
 
 const char *doc_build_command(doc *d, const char *package) {
   const kr_row *row = package_row(d, package);
-  int cc = doc_main_cc(d);
+  int cc = build_target(row, doc_main_cc(d));
   const char *variables = fill_archs(d, row ? row->column[2] : "TORCH_CUDA_ARCH_LIST=\"%cc%\"", cc);
   if (!*package) package = "PACKAGE";
   return kr_arena_print(d->arena, "%s pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall --no-binary %s %s", variables, package, package);
@@ -91,6 +100,12 @@ static const char *release_for(const doc *d, const char *package, int cc, const 
 /* Packages that only their publisher builds: another torch brings others. */
 static int is_binary_only(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
 
+/* "" when krait does not replace the package. */
+const char *doc_own_dropin(doc *d, const char *package) {
+  const kr_row *row = package_row(d, package);
+  return row && strcmp(row->column[5], "yes") == 0 ? kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait dropin on --force", package) : "";
+}
+
 static void add_build_fixes(doc *d, doc_finding *f, const char *package, const char *version) {
   if (is_binary_only(package)) {
     doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/%s", doc_index_for(d, doc_main_cc(d))));
@@ -100,14 +115,23 @@ static void add_build_fixes(doc *d, doc_finding *f, const char *package, const c
   const kr_row *row = package_row(d, package);
   int cc = doc_main_cc(d), need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
   const char *release = row && cc ? release_for(d, package, cc, version) : "";
+  const char *krait = doc_own_dropin(d, package);
+  if (cc && !build_target(row, cc)) { /* no release, no rebuild */
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package, kr_print_cc(d->arena, cc), row->column[6]));
+    doc_add_text(d, &f->fixes, *krait ? krait : "use PyTorch's own attention instead: attn_implementation=\"sdpa\"");
+    return;
+  }
   if (*release) doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --no-deps --no-cache-dir --upgrade \"%s>=%s\"", package, release));
   doc_add_text(d, &f->fixes, doc_build_command(d, package));
   if (need) {
     const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc, kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "") : "none found here: see B10";
     doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need), found));
   }
-  if (row && strcmp(row->column[5], "yes") == 0)
-    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait dropin on --force", package));
+  int major = kr_parse_tenths(d->torch_cuda) / 10;
+  if (need && major && need / 10 > major)
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/%s",
+                                              d->torch_cuda, doc_index_for(d, cc)));
+  if (*krait) doc_add_text(d, &f->fixes, krait);
 }
 
 const char *doc_index_for(doc *d, int cc) {

@@ -1,4 +1,4 @@
-/* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and what has. */
+/* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and which combination has. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,85 +6,227 @@
 #include "doc.h"
 #include "status.h"
 
-enum { MAX_PINS_BYTES = 4 << 20 };
+enum { MAX_PINS_BYTES = 4 << 20, MAX_INCLUDES = 64, MAX_BOUNDS = 8, NEWEST_MINOR = 40 };
+
+typedef struct bound {
+  char op[4];
+  const char *version;
+} bound;
 
 typedef struct pin {
-  const char *name, *version; /* version "" when it is free */
-  int line;
+  const char *name, *spec; /* spec: ">=2.0,<2.3"; "" when it is free */
+  bound bounds[MAX_BOUNDS];
+  int n_bounds, line;
+  const char *file;
 } pin;
 
-/* "flash_attn[extra]==2.7.4 ; marker": the name and an exact version, if one is given. */
+typedef struct pins {
+  doc *d;
+  kr_list list;     /* pin */
+  kr_list included; /* const char * */
+} pins;
+
+/* ---- versions that a pin allows ---- */
+static void add_bound(pin *p, const char *op, const char *version) {
+  if (p->n_bounds == MAX_BOUNDS || !*version) return;
+  bound *b = &p->bounds[p->n_bounds++];
+  *b = (bound){.version = version};
+  memcpy(b->op, op, strlen(op));
+}
+
+/* The version after the last of the first n parts of this one: 2.7 for 2.6.1 and 2 parts. */
+static const char *next_version(doc *d, const char *version, int n_parts) {
+  const char *p = version;
+  for (int i = 1; i < n_parts; i++) p += strcspn(p, "."), p += *p == '.';
+  return kr_arena_print(d->arena, "%.*s%d", (int)(p - version), version, atoi(p) + 1);
+}
+
+static int count_parts(const char *version) {
+  int n = 1;
+  for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++) n += *p == '.' && isdigit((unsigned char)p[1]);
+  return n;
+}
+
+/* One of ==2.6.*, ~=2.6.0, >=2.0, Poetry's ^2.1 and ~2.1, and so on. */
+static void read_bound(doc *d, pin *p, const char *op, const char *version) {
+  const char *star = strstr(version, ".*");
+  int parts = count_parts(version);
+  if (star) {
+    add_bound(p, ">=", kr_arena_copy(d->arena, version, (size_t)(star - version)));
+    add_bound(p, "<", next_version(d, version, count_parts(kr_arena_copy(d->arena, version, (size_t)(star - version)))));
+  } else if (strcmp(op, "~=") == 0 || strcmp(op, "^") == 0 || strcmp(op, "~") == 0) {
+    add_bound(p, ">=", version);
+    add_bound(p, "<", next_version(d, version, *op == '^' ? 1 : op[1] ? parts > 1 ? parts - 1 : 1 : 2));
+  } else {
+    add_bound(p, strncmp(op, "==", 2) == 0 || !*op ? "==" : op, version);
+  }
+}
+
+static void read_spec(doc *d, pin *p, const char *text) {
+  kr_text spec = kr_text_begin(d->arena);
+  while (*text && *text != ';' && *text != '#') {
+    size_t n_op, n;
+    char op[4] = "";
+    text += strspn(text, " ,()\t");
+    if ((n_op = strspn(text, "=<>!~^")) > 3 || (!n_op && !isdigit((unsigned char)*text))) break;
+    memcpy(op, text, n_op);
+    text += n_op + strspn(text + n_op, " ");
+    n = strcspn(text, " ,;)#\"'\t");
+    if (!n) break;
+    const char *version = kr_arena_copy(d->arena, text, n);
+    kr_text_print(&spec, "%s%s%s", spec.length ? "," : "", op, version);
+    read_bound(d, p, op, version);
+    text += n;
+  }
+  p->spec = spec.at;
+}
+
+static const char *exact_of(const pin *p) {
+  for (int i = 0; i < p->n_bounds; i++)
+    if (strcmp(p->bounds[i].op, "==") == 0) return p->bounds[i].version;
+  return "";
+}
+
+static int allows(const pin *p, const char *version) {
+  for (int i = 0; i < p->n_bounds; i++) {
+    const char *op = p->bounds[i].op;
+    int order = kr_compare_versions(version, p->bounds[i].version);
+    int fits = strcmp(op, "==") == 0 ? order == 0 : strcmp(op, "!=") == 0 ? order != 0 : strcmp(op, ">=") == 0 ? order >= 0 : strcmp(op, "<=") == 0 ? order <= 0 : *op == '>' ? order > 0 : order < 0;
+    if (!fits) return 0;
+  }
+  return 1;
+}
+
+/* Whether some release of a row's range may be taken. */
+static int allows_row(const pin *p, const kr_row *row) {
+  const char *first = row->column[1], *last = row->column[2];
+  for (int i = 0; i < p->n_bounds; i++) {
+    const char *op = p->bounds[i].op, *version = p->bounds[i].version;
+    int from_first = kr_compare_versions(version, first), from_last = *last ? kr_compare_versions(version, last) : -1;
+    if (strcmp(op, "==") == 0 && (from_first < 0 || from_last > 0)) return 0;
+    if (*op == '>' && (from_last > 0 || (from_last == 0 && !op[1]))) return 0;
+    if (*op == '<' && (from_first < 0 || (from_first == 0 && !op[1]))) return 0;
+  }
+  return 1;
+}
+
+/* The release that pip would take: the newest that is allowed. */
+static const kr_row *row_of(const doc *d, const pin *p) {
+  const kr_row *row, *found = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
+    if (strcmp(row->column[0], p->name) == 0 && allows_row(p, row)) found = row;
+  return found;
+}
+
+/* ---- reading ---- */
+/* "flash_attn[extra]==2.7.4 ; marker", "name @ https://.../name-1.0-cp311-...whl" */
 static int read_pin(doc *d, const char *text, size_t n, pin *out) {
   size_t length = 0;
   while (n && isspace((unsigned char)*text)) text++, n--;
   while (length < n && (isalnum((unsigned char)text[length]) || strchr("-_.", text[length]))) length++;
   if (!length || !isalnum((unsigned char)*text)) return 0;
-  *out = (pin){.name = doc_normalise(d, text, length), .version = ""};
-  const char *rest = kr_arena_copy(d->arena, text + length, n - length), *equals = strstr(rest, "==");
-  char *marker = strchr(rest, ';');
-  if (marker && (!equals || marker < equals)) return 1;
-  const char *url = strstr(rest, ".whl");
-  if (url && strchr(rest, '@')) {
+  *out = (pin){.name = doc_normalise(d, text, length), .spec = ""};
+  const char *rest = kr_arena_copy(d->arena, text + length, n - length);
+  rest += strspn(rest, " \t");
+  if (*rest == '[') rest += strcspn(rest, "]"), rest += *rest == ']';
+  rest += strspn(rest, " \t");
+  const char *url = *rest == '@' ? strstr(rest, ".whl") : NULL;
+  if (url) {
     krait_wheel_name name = {.size = sizeof name};
-    const char *start = strchr(rest, '@') + 1;
-    start += strspn(start, " ");
+    const char *start = rest + 1 + strspn(rest + 1, " ");
     if (krait_wheel_name_parse(kr_arena_copy(d->arena, start, (size_t)(url + 4 - start)), &name) == KRAIT_OK)
-      out->version = kr_arena_print(d->arena, "%s%s%s", name.version, *name.local ? "+" : "", name.local);
-    return 1;
-  }
-  if (equals) {
-    equals += 2 + strspn(equals + 2, "= ");
-    out->version = kr_arena_copy(d->arena, equals, strcspn(equals, " ,;\"'*#"));
+      read_spec(d, out, kr_arena_print(d->arena, "==%s%s%s", name.version, *name.local ? "+" : "", name.local));
+  } else if (*rest != '@') {
+    read_spec(d, out, rest);
   }
   return 1;
 }
 
-static void add_pin(doc *d, kr_list *pins, const char *text, size_t n, int line) {
+static void add_pin(pins *all, const char *file, const char *text, size_t n, int line) {
   pin p;
-  if (!read_pin(d, text, n, &p)) return;
-  p.line = line;
-  *(pin *)kr_list_push(d->arena, pins) = p;
+  if (!read_pin(all->d, text, n, &p)) return;
+  p.line = line, p.file = file;
+  *(pin *)kr_list_push(all->d->arena, &all->list) = p;
 }
 
-static void read_requirements(doc *d, const char *text, kr_list *pins) {
+static void read_pins(pins *all, const char *path);
+
+/* "-r more.txt", "--constraint=base.txt": relative to the file that says so. */
+static void read_include(pins *all, const char *path, const char *line, size_t n) {
+  static const char *const words[] = {"-r", "-c", "--requirement", "--constraint"};
+  const char *slash = strrchr(path, '/');
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    size_t skip = strlen(words[i]);
+    if (n <= skip || strncmp(line, words[i], skip) != 0 || (words[i][1] == '-' && !strchr("= ", line[skip]))) continue;
+    while (skip < n && strchr("= \t", line[skip])) skip++;
+    size_t length = 0;
+    while (skip + length < n && !isspace((unsigned char)line[skip + length])) length++;
+    const char *name = kr_arena_copy(all->d->arena, line + skip, length);
+    if (length && !strstr(name, "://")) read_pins(all, *name == '/' || !slash ? name : kr_arena_print(all->d->arena, "%.*s/%s", (int)(slash - path), path, name));
+    return;
+  }
+}
+
+static void read_requirements(pins *all, const char *path, const char *text) {
   int number = 0;
-  for (const char *line = text; *line;) {
+  for (const char *line = text; *line && !kr_arena_failed(all->d->arena);) {
     size_t n = strcspn(line, "\n"), end = 0;
     number++;
-    while (end < n && !(line[end] == '#' && (end == 0 || line[end - 1] == ' '))) end++;
-    if (*line != '-' && end) add_pin(d, pins, line, end, number);
+    while (end < n && !(line[end] == '#' && (end == 0 || isspace((unsigned char)line[end - 1])))) end++;
+    if (*line == '-') read_include(all, path, line, end);
+    else if (end) add_pin(all, path, line, end, number);
     line += n + (line[n] == '\n');
   }
 }
 
-/* Every quoted string inside an array whose key ends in "dependencies" or "requires", and Poetry's NAME = "==VERSION". */
-static void read_pyproject(doc *d, const char *text, kr_list *pins) {
-  int number = 0, in_array = 0, in_poetry = 0;
-  for (const char *line = text; *line;) {
+/* name = "2.6.0" and name = {version = "^2.6", ...} */
+static void read_poetry(pins *all, const char *path, const char *line, const char *equals, int number) {
+  const char *inside = strchr(equals, '{') ? strstr(equals, "version") : equals, *quote = inside ? strpbrk(inside, "\"'") : NULL;
+  if (!quote) return;
+  const char *pinned = kr_arena_print(all->d->arena, "%.*s %.*s", (int)strcspn(line, " =\t"), line, (int)strcspn(quote + 1, "\"'"), quote + 1);
+  add_pin(all, path, pinned, strlen(pinned), number);
+}
+
+/* Every quoted string of an array called dependencies or requires, or of one inside a table of dependencies, and Poetry's lines. */
+static void read_pyproject(pins *all, const char *path, const char *text) {
+  int number = 0, in_array = 0, in_poetry = 0, in_group = 0;
+  for (const char *line = text; *line && !kr_arena_failed(all->d->arena);) {
     size_t n = strcspn(line, "\n");
-    const char *copy = kr_arena_copy(d->arena, line, n), *p = copy + strspn(copy, " \t");
+    const char *copy = kr_arena_copy(all->d->arena, line, n), *p = copy + strspn(copy, " \t");
     number++;
-    if (*p == '[' && !in_array) in_poetry = strstr(p, "poetry") && strstr(p, "dependencies]");
+    if (*p == '[' && !in_array) {
+      in_poetry = strstr(p, "poetry") && strstr(p, "dependencies]");
+      in_group = strstr(p, "optional-dependencies]") || strstr(p, "dependency-groups]");
+    }
     const char *equals = strchr(p, '=');
-    if (!in_array && equals && equals[1 + strspn(equals + 1, " ")] == '[' && (strstr(p, "dependencies") || strstr(p, "requires"))) in_array = 1, p = equals + 1;
+    if (!in_array && equals && equals[1 + strspn(equals + 1, " ")] == '[' && (in_group || strstr(p, "dependencies") || strstr(p, "requires"))) in_array = 1, p = equals + 1;
     if (in_array) {
       for (const char *q = p; *q && *q != '#'; q++) {
         if (*q == ']') in_array = 0;
         if (*q != '"' && *q != '\'') continue;
         size_t length = strcspn(q + 1, *q == '"' ? "\"" : "'");
-        add_pin(d, pins, q + 1, length, number);
+        add_pin(all, path, q + 1, length, number);
         q += length + (q[1 + length] != '\0');
       }
-    } else if (in_poetry && equals && strchr(equals, '"') && isalpha((unsigned char)*p)) {
-      const char *version = strchr(equals, '"') + 1;
-      version += strspn(version, "=^~");
-      const char *pinned = kr_arena_print(d->arena, "%.*s==%.*s", (int)strcspn(p, " ="), p, (int)strcspn(version, "\""), version);
-      add_pin(d, pins, pinned, strlen(pinned), number);
+    } else if (in_poetry && equals && isalpha((unsigned char)*p)) {
+      read_poetry(all, path, p, equals, number);
     }
     line += n + (line[n] == '\n');
   }
 }
 
+static void read_pins(pins *all, const char *path) {
+  doc *d = all->d;
+  size_t n = strlen(path);
+  if (doc_has_text(&all->included, path) || all->included.n >= MAX_INCLUDES) return;
+  doc_add_text(d, &all->included, path);
+  const char *text = doc_read_text(d, path, MAX_PINS_BYTES);
+  if (!text) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read %s", path));
+  else if (n > 5 && strcmp(path + n - 5, ".toml") == 0) read_pyproject(all, path, text);
+  else read_requirements(all, path, text);
+}
+
+/* ---- what would work ---- */
 static int covers(const char *targets, int cc) {
   for (const char *p = targets; *p; p += strcspn(p, " "), p += strspn(p, " "))
     if (atoi(p) / 10 == cc / 10 && atoi(p) <= cc) return 1;
@@ -96,78 +238,138 @@ static int torch_fits(const kr_row *row, int torch) {
   return !torch || (torch >= first && (!last || torch <= last));
 }
 
-static const kr_row *row_of(const doc *d, const pin *p) {
+/* The newest release row with code for the device and wheels for this torch; NULL. */
+static const kr_row *working_row(const doc *d, const char *package, int cc, int torch) {
   const kr_row *row, *found = NULL;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
-    if (strcmp(row->column[0], p->name) != 0) continue;
-    if (!*p->version || (kr_compare_versions(p->version, row->column[1]) >= 0 && (!*row->column[2] || kr_compare_versions(p->version, row->column[2]) <= 0))) found = row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
+    if (strcmp(row->column[0], package) == 0 && (!cc || covers(row->column[4], cc)) && torch_fits(row, torch)) found = row;
+  return found;
+}
+
+/* A build of this torch for the device whose CUDA the driver runs, the newest; its index, or NULL. tag NULL: any. */
+static const char *torch_index(const doc *d, int torch, int cc, const char *tag) {
+  const kr_row *row;
+  const char *found = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
+    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]), gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
+    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) || (cc && !covers(row->column[3], cc))) continue;
+    if (!d->driver_number || d->driver_number >= gate) found = row->column[2];
   }
   return found;
 }
 
-/* What would work: the same torch if any release serves it, else the newest torch that one is built for. */
-static const char *combination(doc *d, const char *package, int cc, int torch) {
-  const kr_row *row, *any = NULL;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
-    if (strcmp(row->column[0], package) != 0 || (cc && !covers(row->column[4], cc))) continue;
-    if (torch_fits(row, torch)) return kr_arena_print(d->arena, "pip install \"%s>=%s\"", package, row->column[1]);
-    any = row;
-  }
-  if (!any) return kr_arena_print(d->arena, "no release has a wheel for it: %s", doc_build_command(d, package));
-  const char *last = *any->column[6] ? any->column[6] : any->column[5];
-  return kr_arena_print(d->arena, "pip install \"torch==%s.*\" \"%s>=%s\"", last, package, any->column[1]);
+static const char *requirement(doc *d, const kr_row *row) {
+  return *row->column[2] ? kr_arena_print(d->arena, "%s==%s", row->column[0], row->column[2]) : kr_arena_print(d->arena, "%s>=%s", row->column[0], row->column[1]);
 }
 
-static void check_torch_pin(doc *d, const pin *p, const doc_file *about) {
-  const char *tag = strstr(p->version, "+cu");
-  const kr_row *row;
-  int torch = kr_parse_torch(p->version), cc = doc_main_cc(d), any = 0;
-  if (!torch || !cc) return;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
-    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]);
-    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag + 1) != 0)) continue;
-    any = 1;
-    if (covers(row->column[3], cc)) return;
+static int is_repeated(const pins *all, size_t i) {
+  for (size_t k = 0; k < i; k++)
+    if (strcmp(KR_AT(all->list, pin, k)->name, KR_AT(all->list, pin, i)->name) == 0) return 1;
+  return 0;
+}
+
+/* One command that installs all pinned packages of the tables with this torch, "" when one of them has no wheel for it. */
+static const char *try_torch(pins *all, int torch, int cc, int keep) {
+  doc *d = all->d;
+  const char *index = torch_index(d, torch, cc, NULL);
+  kr_text command = kr_text_begin(d->arena);
+  if (!index && !keep) return "";
+  kr_text_print(&command, "pip install");
+  if (!keep) kr_text_print(&command, " \"torch==%s.*\"", kr_print_torch(d->arena, torch));
+  for (size_t i = 0; i < all->list.n; i++) {
+    const pin *p = KR_AT(all->list, pin, i);
+    const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
+    if (row && !best) return "";
+    if (row && cc && covers(row->column[4], cc) && torch_fits(row, torch)) best = row; /* what is pinned already works */
+    const char *exact = best == row ? exact_of(p) : "";
+    const char *part = !best ? "" : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact) : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
+    if (best && !is_repeated(all, i)) kr_text_print(&command, " %s", part);
   }
-  if (!any) return;
+  if (!keep) kr_text_print(&command, " --extra-index-url https://download.pytorch.org/whl/%s", index);
+  return command.at;
+}
+
+/* The same torch if every package has wheels for it, else the newest with which they all have. */
+static const char *combination(pins *all) {
+  doc *d = all->d;
+  int cc = doc_main_cc(d);
+  const char *command = d->torch_number && torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
+  for (int minor = NEWEST_MINOR; minor >= 0 && !*command && !d->options.torch; minor--) command = try_torch(all, 200 + minor, cc, 0);
+  return command;
+}
+
+/* ---- judging ---- */
+static void set_fix(pins *all, doc_finding *f, const pin *p) {
+  const char *command = combination(all);
+  if (!f) return;
+  f->confidence = 'H';
+  f->fixes.n = 0;
+  if (*command) doc_add_text(all->d, &f->fixes, command);
+  else doc_add_text(all->d, &f->fixes, kr_arena_print(all->d->arena, "no torch has wheels of all these packages for it; build here: %s", doc_build_command(all->d, p->name)));
+  if (*doc_own_dropin(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_own_dropin(all->d, p->name));
+}
+
+static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
+  doc *d = all->d;
+  const char *tag = strstr(exact_of(p), "+cu");
+  int torch = d->torch_number, cc = doc_main_cc(d);
+  if (!torch || !cc || torch_index(d, torch, cc, tag ? tag + 1 : NULL) || !torch_index(d, torch, 0, tag ? tag + 1 : NULL)) return;
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
-  doc_evidence(d, doc_report(d, "K14", about, "torch", keys), "line %d: torch %s; its wheels hold nothing for %s", p->line, p->version, kr_print_cc(d->arena, cc));
+  doc_finding *f = doc_report(d, "K14", about, "torch", keys);
+  doc_evidence(d, f, "line %d: torch %s; its wheels hold nothing for %s", p->line, p->spec, kr_print_cc(d->arena, cc));
+  if (f && *combination(all)) set_fix(all, f, p);
 }
 
-static void check_pin(doc *d, const pin *p, const doc_file *about) {
+static const char *what_of(doc *d, const pin *p, const kr_row *row) {
+  const char *exact = exact_of(p), *last = row->column[2];
+  if (*exact) return kr_arena_print(d->arena, "%s %s", p->name, exact);
+  const char *newest = *last && allows(p, last) ? kr_arena_print(d->arena, "%s", last) : kr_arena_print(d->arena, ">=%s", row->column[1]);
+  return kr_arena_print(d->arena, "%s %s (the newest%s%s)", p->name, newest, *p->spec ? " in " : "", p->spec);
+}
+
+static void check_pin(pins *all, const pin *p) {
+  doc *d = all->d;
+  const char *slash = strrchr(p->file, '/');
+  const doc_file about = {.path = p->file, .name = slash ? slash + 1 : p->file, .package = "", .package_version = ""};
   const kr_row *row = row_of(d, p);
   int cc = doc_main_cc(d);
-  if (strcmp(p->name, "torch") == 0) check_torch_pin(d, p, about);
+  if (strcmp(p->name, "torch") == 0) check_torch_pin(all, p, &about);
   if (!row) return;
-  const char *what = kr_arena_print(d->arena, "%s %s", p->name, *p->version ? p->version : "(newest)");
+  const char *what = what_of(d, p, row), *range = kr_arena_print(d->arena, "torch %s to %s", row->column[5], *row->column[6] ? row->column[6] : "newer");
   if (cc && !covers(row->column[4], cc)) {
     const char *keys[] = {"file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc), NULL};
-    doc_finding *f = doc_report(d, "K01", about, p->name, keys);
-    if (f) f->confidence = 'H', doc_evidence(d, f, "line %d; released wheels are built by nvcc %s", p->line, row->column[3]), f->fixes.n = 0,
-           doc_add_text(d, &f->fixes, combination(d, p->name, cc, d->torch_number));
+    doc_finding *f = doc_report(d, "K01", &about, p->name, keys);
+    doc_evidence(d, f, "line %d; released wheels are built by nvcc %s", p->line, row->column[3]);
+    set_fix(all, f, p);
   } else if (!torch_fits(row, d->torch_number)) {
-    const char *keys[] = {"tag", what, "why", kr_arena_print(d->arena, "torch %s: its wheels are for torch %s to %s", d->torch, row->column[5], *row->column[6] ? row->column[6] : "newer"), NULL};
-    doc_finding *f = doc_report(d, "W01", about, p->name, keys);
-    if (f) f->confidence = 'H', doc_evidence(d, f, "line %d", p->line), f->fixes.n = 0, doc_add_text(d, &f->fixes, combination(d, p->name, cc, d->torch_number));
+    const char *keys[] = {"tag", what, "why", kr_arena_print(d->arena, "torch %s: its wheels are for %s", d->torch, range), NULL};
+    doc_finding *f = doc_report(d, "W01", &about, p->name, keys);
+    doc_evidence(d, f, "line %d", p->line);
+    set_fix(all, f, p);
   } else {
-    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: wheels for torch %s to %s hold sm %s", what, row->column[5], *row->column[6] ? row->column[6] : "newer", row->column[4]));
+    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: wheels for %s hold sm %s", what, range, row->column[4]));
   }
+}
+
+/* An exact pin names the torch; a range with an upper end, the newest below it. */
+static void take_torch(doc *d, const pin *p) {
+  const char *exact = exact_of(p);
+  int is_bounded = 0;
+  for (int i = 0; i < p->n_bounds; i++) is_bounded |= *p->bounds[i].op == '<';
+  for (int minor = NEWEST_MINOR; minor >= 0 && !*exact && is_bounded; minor--) {
+    const char *version = kr_arena_print(d->arena, "2.%d", minor);
+    if (allows(p, version)) exact = version;
+  }
+  if (*exact) d->torch = exact, d->torch_number = kr_parse_torch(exact), d->torch_source = "its pin";
 }
 
 void doc_read_pins(doc *d, const char *path) {
-  const char *text = doc_read_text(d, path, MAX_PINS_BYTES), *slash = strrchr(path, '/');
-  kr_list pins = KR_LIST(pin);
-  if (!text) {
-    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read %s", path));
-    return;
+  pins all = {.d = d, .list = KR_LIST(pin), .included = KR_LIST(const char *)};
+  read_pins(&all, path);
+  d->n_pins += (int)all.list.n;
+  for (size_t i = 0; i < all.list.n && !d->options.torch; i++) {
+    const pin *p = KR_AT(all.list, pin, i);
+    if (strcmp(p->name, "torch") == 0) take_torch(d, p);
   }
-  size_t n = strlen(path);
-  if (n > 5 && strcmp(path + n - 5, ".toml") == 0) read_pyproject(d, text, &pins);
-  else read_requirements(d, text, &pins);
-  doc_file about = {.path = path, .name = slash ? slash + 1 : path, .package = "", .package_version = ""};
-  for (size_t i = 0; i < pins.n && !d->options.torch; i++) {
-    const pin *p = KR_AT(pins, pin, i);
-    if (strcmp(p->name, "torch") == 0 && *p->version) d->torch = p->version, d->torch_number = kr_parse_torch(p->version), d->torch_source = "its pin";
-  }
-  for (size_t i = 0; i < pins.n; i++) check_pin(d, KR_AT(pins, pin, i), &about);
+  for (size_t i = 0; i < all.list.n && !kr_arena_failed(d->arena); i++) check_pin(&all, KR_AT(all.list, pin, i));
 }

@@ -295,14 +295,59 @@ def pins_before_any_download(doctor, folder):
     a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
     said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
     assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
-    assert 'pip install "flash-attn>=2.8.3"' in said["flash-attn 2.7.4"]["fix"]
+    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'], said["flash-attn 2.7.4"]["fix"]
+    assert "krait's own causal-conv1d" in said["causal-conv1d 1.5.2"]["fix"][1]
     assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
     (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')
     a = doctor(folder / "pyproject.toml", "--gpu", "8.0", "--root", folder)
-    assert a.ids() == ["W01"] and "torch 2.4 to 2.7" in a.find("W01")["explain"] and any("mamba-ssm>=" in f for f in a.find("W01")["fix"])
+    assert a.ids() == ["W01"] and "torch 2.4 to 2.7" in a.find("W01")["explain"] and "mamba-ssm==2.2.6.post2" in a.find("W01")["fix"][0]
     (folder / "requirements.txt").write_text("torch==2.6.0+cu124\n")
     assert doctor(folder / "requirements.txt", "--gpu", "12.0", "--root", folder).ids() == ["K14"]
     assert doctor(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)["exit"] == 0
+
+
+def pins_of_every_form(doctor, folder):
+    def ask(text, *args, name="requirements.txt"):
+        (folder / name).write_text(text)
+        a = doctor(folder / name, "--root", folder, *args)
+        return a["target"]["torch"]["version"], {f["explain"].split(" holds")[0].split(" does not")[0] for f in a["findings"]}, a
+    for spec, newest in (("==2.6.1", "2.6.1"), ("==2.6.*", "2.6"), ("~=2.6.0", "2.6"), (">=2.4,<2.7", "2.6"), (">= 2.4, < 2.7 ; python_version > '3'", "2.6"), ("<=2.6", "2.6"), (">=2.6", None), ("", None), ("~=2.6", "2.40")):
+        assert ask(f"torch{spec}\n", "--gpu", "8.0")[0] == newest, spec
+    for text, bad in (("torch==2.2.0\nmamba_ssm [x] >=2.0,<2.3\n", {"mamba-ssm >=2.2.6.post3 (the newest in >=2.0,<2.3)"}), ("torch==2.2.0\nmamba-ssm<2.2.5\n", set()), ("torch==2.2.0\nmamba-ssm!=2.3,~=2.2.2,<2.2.5\n", set()),
+                      ("torch==2.8\nflash-attn @ https://x/flash_attn-2.7.4.post1+cu12torch2.6cxx11abiFALSE-cp311-cp311-linux_x86_64.whl\n", {"flash-attn 2.7.4.post1+cu12torch2.6cxx11abiFALSE"})):
+        assert ask(text, "--gpu", "8.0")[1] == bad, (text, ask(text, "--gpu", "8.0")[1])
+    (folder / "more.in").write_text("causal-conv1d==1.4.0\n-r requirements.txt\n")
+    a = ask("torch==2.8.0\n-r more.in\n", "--gpu", "12.0")[2]
+    assert a.find("K01")["file"].endswith("/more.in") and a["exit"] == 1
+    assert ask("-c gone.txt\n", "--gpu", "12.0")[2]["exit"] == 3
+    poetry = '[tool.poetry.dependencies]\npython = "^3.10"\ntorch = {version = "2.6.0", source = "x"}\ncausal-conv1d = "1.5.0.post8"\n[dependency-groups]\ndev = ["mamba-ssm==2.2.2"]\n'
+    version, bad, a = ask(poetry, "--gpu", "8.0", name="pyproject.toml")
+    assert version == "2.6.0" and bad == {"causal-conv1d 1.5.0.post8", "mamba-ssm 2.2.2"}, bad
+    assert ask("flash-attn==2.7.4\n")[2]["exit"] == 4 and ask("numpy\n", "--gpu", "8.0")[2]["exit"] == 0
+
+
+def one_combination_serves_all_pins(doctor, folder):
+    (folder / "requirements.txt").write_text("torch==2.2.0\nflash_attn==2.5.9.post1\ncausal-conv1d==1.4.0\nmamba-ssm==2.2.2\n")
+    ask = lambda *args: doctor.run(folder / "requirements.txt", "--root", folder, "--fix-plan", *args).stdout.decode().splitlines()
+    assert ask("--gpu", "12.0")[0] == 'pip install "torch==2.9.*" "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1" --extra-index-url https://download.pytorch.org/whl/cu130'
+    assert ask("--gpu", "12.0", "--driver", "570.86")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
+    assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'
+    assert ask("--gpu", "8.0") == ["# nothing to do"]
+    assert all(line.startswith("# no torch has wheels of all") for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
+    (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # what works already is kept as it is
+    assert ask("--gpu", "8.0")[0] == 'pip install "flash-attn==2.7.4" "mamba-ssm==2.3.0"'
+
+
+def builds_name_a_target_that_the_source_has(doctor, folder):
+    t = Tree(folder)
+    t.extension(name="flash-attn", version="2.7.4", module="flash_attn_2_cuda", images=(90,))
+    t.extension(name="causal-conv1d", version="1.5.2", images=(90,))
+    fix = lambda cc, package: next(" ".join(f["fix"]) for f in doctor(t.site, "--root", t.root, "--gpu", cc)["findings"] if f["id"] in ("K01", "K07") and package in f["file"])
+    assert 'FLASH_ATTN_CUDA_ARCHS="80"' in fix("8.9", "flash") and 'FLASH_ATTN_CUDA_ARCHS="120"' in fix("12.1", "flash")
+    assert "sdpa" in fix("7.5", "flash") and "FORCE_BUILD" not in fix("7.5", "flash")
+    assert "no release of causal-conv1d has code for 6.1" in fix("6.1", "causal") and "krait's own" in fix("6.1", "causal")
+    assert "TORCH_CUDA_ARCH_LIST=" not in fix("8.9", "causal")
+    assert "torch is built with CUDA 12.8" in fix("11.0", "causal") and "whl/cu130" in fix("11.0", "causal") and "torch is built" not in fix("12.0", "causal")
 
 
 def plan_is_short_and_ordered(doctor, folder):
