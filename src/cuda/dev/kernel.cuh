@@ -81,6 +81,9 @@ KR_DEV float kr_softplus_slope(float y) {
   return kr_select(y < 0.02f, small, 1.0f - kr_exp2(-KR_LOG2E * y));
 }
 
+typedef struct __attribute__((aligned(8))) kr_float2 {
+  float v[2];
+} kr_float2;
 typedef struct __attribute__((aligned(16))) kr_float4 {
   float v[4];
 } kr_float4;

@@ -1,4 +1,4 @@
-/* primeknet_device.c: weights for a GPU: packed once for FMA units and once for tensor cores, then copied block by block. Structs keep
+/* primeknet_device.c: weights for a GPU: packed once for FMA units and, as float16, once for tensor cores, then copied block by block. Structs keep
  * the host's pointers; launches translate them. */
 #include "primeknet_device.h"
 
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "half.h"
 #include "linear_map.h"
 #include "primeknet_launch.h"
 #include "status.h"
@@ -15,34 +16,27 @@ enum { UNIT = 16 };
 static int64_t round_up(int64_t n) { return (n + UNIT - 1) / UNIT * UNIT; }
 static int64_t packed_columns(int64_t N, int gate) { return gate ? 2 * round_up(N / 2) : round_up(N); }
 
-static int64_t panels_floats(int64_t K, int64_t N, int gate) { return packed_columns(N, gate) * (2 * round_up(K) + 1); }
+static int64_t panels_floats(int64_t K, int64_t N, int gate) { return packed_columns(N, gate) * (round_up(K) * 3 / 2 + 1); }
 
-/* To the nearest that TF32 holds, ties away from zero, as the device's own conversion does. */
-static float round_tf32(float v) {
-  uint32_t bits;
-  memcpy(&bits, &v, sizeof bits);
-  if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
-  memcpy(&v, &bits, sizeof v);
-  return v;
-}
-
-/* Where (k, n) lies among the fragments: 16 by 8 at a time, four values of a lane side by side. */
-static int64_t fragment_of(int64_t k, int64_t n, int64_t columns) {
-  const int64_t lane = n % 8 * 4 + k % 4, value = k % 16 / 4;
-  return ((k / 16 * (columns / 8) + n / 8) * 32 + lane) * 4 + value;
+/* Which half among the fragments has (k, n): blocks of 16 by 16; a lane has eight halves of one, side by side: two columns of four
+ * rows each. The cores' own numbers of rows and columns are permuted within a block so that a lane's rows, and the columns of its results,
+ * are neighbours (primeknet_tile.cuh). */
+static int64_t half_of(int64_t k, int64_t n, int64_t columns) {
+  const int64_t block = k / 16 * (columns / 16) + n / 16, column = n % 16, own_column = column / 4 * 2 + column % 2, own_row = k % 16 / 4;
+  return ((block * 32 + own_column * 4 + own_row) * 2 + column / 2 % 2) * 4 + k % 4;
 }
 
 static void panels_pack(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k, int64_t stride_n, const float *bias) {
   const int64_t columns = packed_columns(N, gate), rows = round_up(K);
-  float *fragments = storage + rows * columns;
-  *p = (kr_panels){.K = K, .N = N, .gate = gate, .data = storage, .bias = fragments + rows * columns};
+  uint16_t *fragments = (uint16_t *)(storage + rows * columns);
+  *p = (kr_panels){.K = K, .N = N, .gate = gate, .data = storage, .bias = storage + rows * columns * 3 / 2};
   memset(storage, 0, (size_t)panels_floats(K, N, gate) * sizeof *storage);
   for (int64_t n = 0; n < N; n++) {
     const int64_t to = gate ? n % (N / 2) * 2 + n / (N / 2) : n;
     for (int64_t k = 0; k < K; k++) {
       const float v = B[k * stride_k + n * stride_n];
       storage[k * columns + to] = v;
-      fragments[fragment_of(k, to, columns)] = round_tf32(v);
+      fragments[half_of(k, to, columns)] = kr_float_to_f16(v);
     }
     if (bias) p->bias[to] = bias[n];
   }
@@ -88,7 +82,7 @@ int32_t pk_device_open(const krait_ctx *ctx, int32_t precision, const struct pk_
   KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for the model");
   d->cuda = ctx->cuda;
   d->tier = ctx->caps & KRAIT_CAP_CUDA_AMPERE ? KRAIT_CAP_CUDA_AMPERE : KRAIT_CAP_CUDA_BASE;
-  d->tf32 = d->tier == KRAIT_CAP_CUDA_AMPERE && precision != KRAIT_PRECISION_FP32;
+  d->halves = d->tier == KRAIT_CAP_CUDA_AMPERE && precision != KRAIT_PRECISION_FP32;
   int32_t status = copy_storage(d, storage);
   if (status < 0) pk_device_close(device);
   return status;

@@ -7,18 +7,16 @@ static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"}, pointwis
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
-static void merge_moments(pk_device_session *s, pk_moments *p, int64_t rows, int64_t more_rows, int64_t tile_rows, float *scale, float *shift) {
+static void merge_moments(pk_device_session *s, pk_moments *p, int64_t n_tiles, float *scale, float *shift) {
   p->partial = s->partial;
   p->scale = scale, p->shift = shift;
-  p->rows[0] = rows, p->rows[1] = more_rows;
-  p->tile_rows = (int32_t)tile_rows;
-  for (int i = 0; i < 2; i++) p->tiles[i] = (int32_t)blocks_of(p->rows[i], tile_rows);
+  p->n_tiles = (int32_t)n_tiles;
   pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 256}, p, sizeof *p);
 }
 
-static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t rows, int64_t more_rows) {
-  pk_moments p = {.weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp, .partial_width = (int32_t)s->model->Cp};
-  merge_moments(s, &p, rows, more_rows, KR_PK_ROWS, s->scale, s->shift);
+static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t n_tiles) {
+  pk_moments p = {.weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp};
+  merge_moments(s, &p, n_tiles, s->scale, s->shift);
   return (pk_affine){s->scale, s->shift, pk_weight(s, norm->slope)};
 }
 
@@ -32,19 +30,16 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.F = (int32_t)width;
   p.f_step = 1;
   p.causal = m->config.causal;
-  for (int64_t i = 0; i < n_sources; i++) {
-    p.A[i] = sources[i];
-    p.w[i] = p.w[0] + i * m->Cp * p.Np;
-  }
+  for (int64_t i = 0; i < n_sources; i++) p.A[i] = sources[i];
   p.partial = s->partial;
-  p.partial_tiles = (int32_t)blocks_of(p.rows_per_item, KR_PK_ROWS);
+  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE) : blocks_of(p.rows_per_item, KR_PK_ROWS));
   return p;
 }
 
-/* Norm and PReLU of a map of rows_per_item rows, in place. */
-static void normalise(pk_device_session *s, const pk_norm *norm, float *map, int64_t rows_per_item) {
-  const int64_t per_item = rows_per_item * s->model->Cp, n = s->n_items * per_item;
-  const pk_pointwise p = {.x = map, .affine = finish_norm(s, norm, rows_per_item, 0), .n = n, .per_item = per_item, .Cp = (int32_t)s->model->Cp};
+/* Norm and PReLU of what the product wrote, in place. */
+static void normalise(pk_device_session *s, const pk_norm *norm, const pk_product *made) {
+  const int64_t per_item = made->rows_per_item * s->model->Cp, n = s->n_items * per_item;
+  const pk_pointwise p = {.x = made->out, .affine = finish_norm(s, norm, made->partial_tiles), .n = n, .per_item = per_item, .Cp = (int32_t)s->model->Cp};
   pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
 }
 
@@ -58,7 +53,7 @@ static const float *dense_block(pk_device_session *s, const pk_dense *layers, co
     pk_launch_product(s, &p);
     for (int64_t k = i + 1; k; k--) sources[k] = sources[k - 1];
     sources[0] = maps[i];
-    normalise(s, &layers[i].norm, maps[i], p.rows_per_item);
+    normalise(s, &layers[i].norm, &p);
   }
   return sources[0];
 }
@@ -78,13 +73,13 @@ void pk_device_encode(pk_device_session *s) {
   pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, (const float *const[]){s->polar}, 1, F, F, s->maps[0]);
   lift.K = 16; /* two columns, padded */
   pk_launch_product(s, &lift);
-  normalise(s, &e->lift_norm, s->maps[0], lift.rows_per_item);
+  normalise(s, &e->lift_norm, &lift);
   const float *last = depth ? dense_block(s, e->dense, s->maps[0], F, s->maps + 1) : s->maps[0];
   pk_product down = position_product(s, &e->down, KR_PK_A_TAPS, (const float *const[]){last, last, last}, 3, F, m->config.F2, s->x);
   down.f_step = 2;
   for (int i = 0; i < 3; i++) down.f_offset[i] = i;
   pk_launch_product(s, &down);
-  normalise(s, &e->down_norm, s->x, down.rows_per_item);
+  normalise(s, &e->down_norm, &down);
 }
 
 void pk_device_decode_mask(pk_device_session *s) {
@@ -97,8 +92,8 @@ void pk_device_decode_mask(pk_device_session *s) {
   p.plane = s->mask, p.partial = s->partial;
   const int64_t n = pk_rows(s, m->config.F);
   pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
-  pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1, .partial_width = 1};
-  merge_moments(s, &norm, n, 0, KR_PK_POSITIONS, s->mask_scale, s->mask_shift);
+  pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1};
+  merge_moments(s, &norm, blocks_of(n, KR_PK_POSITIONS), s->mask_scale, s->mask_shift);
 }
 
 /* Even bins take positions f / 2 - 1 and f / 2, odd ones (f - 1) / 2; both leave tiles for one norm. */
@@ -115,7 +110,7 @@ static pk_affine upsample(pk_device_session *s, const float *from) {
   odd.partial_tiles = even.partial_tiles += odd.partial_tiles;
   pk_launch_product(s, &even);
   pk_launch_product(s, &odd);
-  return finish_norm(s, &m->phase.norm, even.rows_per_item, odd.rows_per_item);
+  return finish_norm(s, &m->phase.norm, even.partial_tiles);
 }
 
 void pk_device_decode_phase(pk_device_session *s) {

@@ -11,8 +11,8 @@ static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single windo
 
 #define PRODUCTS(module)                                                                                                        \
   {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
-   [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}, [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
-static const kr_kernel products[2][6] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_tf32")};
+   [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_CONV] = {module, "kr_pk_product_conv"}, [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}, [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
+static const kr_kernel products[2][7] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
 static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
 static pk_timed *timed_of(pk_device_session *s, const char *name) {
@@ -38,7 +38,7 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
   t->n_launches++;
   t->seconds += seconds;
   if (!p) return KRAIT_OK;
-  const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources, out = (double)p->n_store * p->n_panels;
+  const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources, out = (double)(p->epilogue == KR_PK_GATE ? p->Np / 2 : p->Np) * p->n_panels;
   t->flops += 2 * rows * in * p->Np * p->n_panels + (p->kind == KR_PK_A_DENSE ? 18 * rows * in : 0);
   t->bytes += 4 * rows * (in + out * (p->E ? 2 : 1) + (p->X ? out : 0));
   return KRAIT_OK;
@@ -53,7 +53,7 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo) {
   const kr_primeknet *m = s->model;
   return (pk_product){.rows_per_item = s->n_items * pk_rows(s, m->config.F2), .n_items = 1, .kind = kind, .T = kr_divisor_of(s->T), .K = (int32_t)K, .n_channels = (int32_t)m->config.C,
-                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .n_store = (int32_t)(w->gate ? pk_panel_columns(w) / 2 : pk_panel_columns(w)), .A = {A}, .zeros = s->zeros, .lda = lda,
+                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .A = {A}, .zeros = s->zeros, .lda = lda,
                       .F = (int32_t)m->config.F2, .w = {pk_weight(s, w->data)}, .bias = {pk_weight(s, w->bias)}, .fragments = pk_panel_fragments(w), .out = out, .ldo = ldo};
 }
 
@@ -65,14 +65,17 @@ static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, 
   return per_block;
 }
 
+static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
-  const int tf32 = s->device->tf32 && p->kind != KR_PK_A_PAIR && p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
-  const int32_t tiles = (p->Np + KR_PK_COLUMNS - 1) / KR_PK_COLUMNS * p->n_panels;
-  const int64_t row_blocks = (p->rows_per_item + KR_PK_ROWS - 1) / KR_PK_ROWS;
+  const int halves = s->device->halves && p->kind != KR_PK_A_PAIR && p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
+  const int32_t tiles = (int32_t)blocks_of(p->Np, KR_PK_COLUMNS) * p->n_panels;
   pk_product whole = *p;
-  whole.tiles_per_block = tiles_per_block(s, p, row_blocks * p->n_items, tiles);
-  const kr_grid grid = {.x = (uint32_t)row_blocks, .y = (uint32_t)(tiles / whole.tiles_per_block), .z = (uint32_t)p->n_items, .block = KR_PK_THREADS};
-  pk_launch(s, &products[tf32][p->kind], grid, &whole, sizeof whole);
+  kr_grid grid = {.x = blocks_of(p->rows_per_item, KR_PK_ROWS), .z = (uint32_t)p->n_items, .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
+  whole.tiles_per_block = tiles_per_block(s, p, grid.x * p->n_items, tiles);
+  grid.y = (uint32_t)(tiles / whole.tiles_per_block);
+  if (p->kind == KR_PK_A_DENSE) grid.x = blocks_of(s->T, KR_PK_SIDE), grid.y = blocks_of(p->F, KR_PK_SIDE);
+  pk_launch(s, &products[halves][p->kind], grid, &whole, sizeof whole);
 }
 
 /* ---- memory: everything that lives through a pass, then what one phase uses and the next does not ---------------------- */
@@ -91,14 +94,15 @@ static float *place(layout *l, int64_t n_floats) {
 
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
-  const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T, tiles = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
+  const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T, flat = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
+  const int64_t square = (int64_t)blocks_of(m->config.F, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE), tiles = flat > square ? flat : square;
   float **const planes[] = {&s->mag, &s->pha, &s->mask, &s->phase};
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
   for (int i = 0; i < 3; i++) *pairs[i] = place(l, 2 * bins);
   s->zeros = place(l, 4);
   s->x = place(l, half * m->Cp);
-  s->partial = place(l, n * (tiles + 1) * 2 * m->Cp);
+  s->partial = place(l, n * tiles * 3 * m->Cp);
   s->scale = place(l, n * m->Cp), s->shift = place(l, n * m->Cp);
   s->mask_scale = place(l, n), s->mask_shift = place(l, n);
 }

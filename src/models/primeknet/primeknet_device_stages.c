@@ -1,13 +1,13 @@
 /* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel conv = {"primeknet_layers", "kr_pk_conv"}, scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
+static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_layers", "kr_pk_recurrence_64_1"}, {"primeknet_layers", "kr_pk_recurrence_64_2"}, {"primeknet_layers", "kr_pk_recurrence_64_4"}};
 static const kr_kernel recurrence = {"primeknet_layers", "kr_pk_recurrence"};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
-static const kr_kernel feed_forward_kernels[] = {{"primeknet_product", "kr_pk_feed_forward"}, {"primeknet_product_tf32", "kr_pk_feed_forward"}};
+static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
-enum { CONV_RUN = 8, SIDE = 8 }; /* as in the .cu files */
+enum { POOL_THREADS = 256 }; /* as in primeknet_layers.cu */
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -34,7 +34,7 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
   const int64_t n = frames_are_sequences ? m->config.F2 : s->T, n_sequences = all_rows(s) / n;
   const pk_pool mean = {.x = s->g, .w = pk_weight(s, a->attn.data), .bias = pk_weight(s, a->attn.bias), .out = s->factors, .n = (int32_t)n, .Cp = (int32_t)m->Cp,
                         .Np = (int32_t)pk_panel_columns(&a->attn), .frames_are_sequences = frames_are_sequences, .F = (int32_t)m->config.F2, .T = kr_divisor_of(s->T)};
-  pk_launch(s, &pool, (kr_grid){.x = (uint32_t)n_sequences, .block = 128}, &mean, sizeof mean);
+  pk_launch(s, &pool, (kr_grid){.x = (uint32_t)n_sequences, .block = POOL_THREADS}, &mean, sizeof mean);
   pk_product p = pk_product_of(s, &a->out, KR_PK_A_SCALED, s->g, m->Cp, m->Cp, s->y, m->Cp);
   p.factors = s->factors;
   p.frames_are_sequences = frames_are_sequences;
@@ -43,20 +43,27 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
 
 /* ---- time ------------------------------------------------------------------------------------------------------------ */
 
+/* Two threads a channel where blocks are few. */
+static void scan(pk_device_session *s, const pk_ssm *ssm) {
+  const int even = ssm->N == 16 && ssm->R == 4, two = even && ssm->n_sequences * blocks_of(ssm->E, 128) < 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
+  const kr_grid grid = {.x = (uint32_t)ssm->n_sequences, .y = blocks_of(ssm->E, two ? 64 : 128), .block = 128};
+  pk_launch(s, two ? &scan_even_2 : even ? &scan_even : &scan_any, grid, ssm, sizeof *ssm);
+}
+
 static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *beta) {
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
   pk_product in = pk_product_of(s, &net->in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->xz, 2 * m->Ep);
   pk_launch_product(s, &in);
-  const pk_ssm ssm = {.xz = s->xz, .conv_w = pk_weight(s, net->conv_w), .conv_b = pk_weight(s, net->conv_b), .dt_w = pk_weight(s, net->dt_proj.data),
-                      .dt_b = pk_weight(s, net->dt_bias), .A = pk_weight(s, net->A), .D = pk_weight(s, net->D), .dbl = s->dbl, .xc = s->xc,
-                      .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T, .E = (int32_t)c->d_inner, .Ep = (int32_t)m->Ep, .W = (int32_t)c->d_conv,
-                      .R = (int32_t)c->dt_rank, .N = (int32_t)c->d_state, .Xp = (int32_t)m->Xp, .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
-  pk_launch(s, &conv, (kr_grid){.x = blocks_of(ssm.n_sequences * ((s->T + CONV_RUN - 1) / CONV_RUN) * m->Ep / 4, 128), .block = 128}, &ssm, sizeof ssm);
-  pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->dbl, m->Xp);
+  pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_CONV, s->xz, 2 * m->Ep, m->Ep, s->dbl, m->Xp);
+  x_proj.conv_w = pk_weight(s, net->conv_w), x_proj.conv_b = pk_weight(s, net->conv_b);
+  x_proj.n_convolved = (int32_t)c->d_inner, x_proj.n_taps = (int32_t)c->d_conv;
+  x_proj.made = s->xc;
   pk_launch_product(s, &x_proj);
-  pk_launch(s, c->d_state == 16 && c->dt_rank == 4 ? &scan_even : &scan_any,
-            (kr_grid){.x = (uint32_t)ssm.n_sequences, .y = blocks_of(c->d_inner, 128), .block = 128}, &ssm, sizeof ssm);
+  const pk_ssm ssm = {.xz = s->xz, .dt_w = pk_weight(s, net->dt_proj.data), .dt_b = pk_weight(s, net->dt_bias), .A = pk_weight(s, net->A), .D = pk_weight(s, net->D),
+                      .dbl = s->dbl, .xc = s->xc, .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T, .E = (int32_t)c->d_inner, .Ep = (int32_t)m->Ep,
+                      .R = (int32_t)c->dt_rank, .N = (int32_t)c->d_state, .Xp = (int32_t)m->Xp, .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
+  scan(s, &ssm);
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
 }
@@ -132,8 +139,9 @@ static void feed_forward(pk_device_session *s, const pk_prime *prime, const floa
     f.attn[j] = pk_weight(s, p->attn.data), f.attn_bias[j] = pk_weight(s, p->attn.bias), f.w[j] = pk_weight(s, p->out.data);
   }
   pk_launch_product(s, &in);
-  const kr_grid grid = {.x = blocks_of(s->T, SIDE), .y = blocks_of(m->config.F2, SIDE), .z = (uint32_t)s->n_items, .block = KR_PK_THREADS};
-  pk_launch(s, &feed_forward_kernels[s->device->tf32], grid, &f, sizeof f);
+  const int halves = s->device->halves;
+  const kr_grid grid = {.x = blocks_of(s->T, KR_PK_SIDE), .y = blocks_of(m->config.F2, KR_PK_SIDE), .z = (uint32_t)s->n_items, .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
+  pk_launch(s, &feed_forward_kernels[halves], grid, &f, sizeof f);
 }
 
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block) {

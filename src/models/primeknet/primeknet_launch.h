@@ -17,7 +17,7 @@ typedef struct pk_device_block {
 struct pk_device {
   kr_cuda *cuda;
   uint64_t tier;
-  int tf32;
+  int halves; /* factors of products in float16 */
   pk_device_block *blocks;
   size_t n_blocks;
 };

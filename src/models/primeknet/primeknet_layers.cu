@@ -6,43 +6,37 @@
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV int64_t thread_index(void) { return (int64_t)kr_block_x() * kr_block_threads() + kr_thread(); }
 
-/* ---- instance norm: tiles merged in their order ---------------------------------------------------------------------- */
-
-KR_DEV const float *tile_of(const pk_moments &p, int item, int i) { return p.partial + ((int64_t)item * (p.tiles[0] + p.tiles[1]) + i) * 2 * p.partial_width; }
-
-KR_DEV double tile_count(const pk_moments &p, int i) {
-  const int second = i >= p.tiles[0], at = second ? i - p.tiles[0] : i;
-  return at + 1 < p.tiles[second] ? (double)p.tile_rows : (double)(p.rows[second] - (int64_t)at * p.tile_rows);
-}
+/* ---- instance norm: all tiles of eight channels by one block ------------------------------------------------------------ */
 
 enum { MOMENT_CHANNELS = 8, MOMENT_PARTS = 32 };
 
-/* The sum over i of term(i) of this thread's channel, in an order that depends on the number of tiles alone. */
-template <class Term>
-KR_DEV double sum_tiles(const pk_moments &p, double *sums, Term term) {
-  const int part = kr_thread() / MOMENT_CHANNELS, c = kr_thread() % MOMENT_CHANNELS, n_tiles = p.tiles[0] + p.tiles[1];
+/* The sum of this thread's channel over the block, in an order of its own. */
+KR_DEV double sum_parts(double own, double *sums) {
+  sums[kr_thread()] = own;
+  kr_sync();
   double sum = 0;
-#pragma unroll 4
-  for (int i = part; i < n_tiles; i += MOMENT_PARTS) sum += term(i);
-  sums[kr_thread()] = sum;
-  kr_sync();
-  sum = 0;
-  for (int i = 0; i < MOMENT_PARTS; i++) sum += sums[i * MOMENT_CHANNELS + c];
-  kr_sync();
+#pragma unroll
+  for (int i = 0; i < MOMENT_PARTS; i++) sum += sums[i * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS];
   return sum;
 }
 
-KR_KERNEL void KR_BOUNDS(256, 4) kr_pk_moments(const pk_moments p) {
-  KR_SHARED double sums[MOMENT_CHANNELS * MOMENT_PARTS];
+/* Sums of squares around zero, of float32 means in double: what cancels has digits enough. */
+KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_moments(const pk_moments p) {
+  KR_SHARED double sums[3][MOMENT_CHANNELS * MOMENT_PARTS];
   const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(), c = own < p.C ? own : 0;
-  const double n = (double)(p.rows[0] + p.rows[1]);
-  const double mean = sum_tiles(p, sums, [&](int i) { return tile_count(p, i) * (double)tile_of(p, item, i)[c]; }) / n;
-  const double m2 = sum_tiles(p, sums, [&](int i) {
-    const double d = (double)tile_of(p, item, i)[c] - mean;
-    return (double)tile_of(p, item, i)[c + p.partial_width] + d * d * tile_count(p, i);
-  });
+  double n = 0, sum = 0, squares = 0;
+#pragma unroll 4
+  for (int i = kr_thread() / MOMENT_CHANNELS; i < p.n_tiles; i += MOMENT_PARTS) {
+    const float *tile = p.partial + ((int64_t)item * p.n_tiles + i) * 3 * p.C + c;
+    const double count = (double)tile[0], mean = (double)tile[p.C];
+    n += count;
+    sum += count * mean;
+    squares += (double)tile[2 * p.C] + count * mean * mean;
+  }
+  n = sum_parts(n, sums[0]);
+  const double mean = sum_parts(sum, sums[1]) / n, variance = sum_parts(squares, sums[2]) / n - mean * mean;
   if (kr_thread() >= MOMENT_CHANNELS || own >= p.C) return;
-  const double scale = (p.weight ? p.weight[c] : p.weight_one) / __builtin_sqrt(m2 / n + 1e-5);
+  const double scale = (p.weight ? p.weight[c] : p.weight_one) / __builtin_sqrt((variance > 0 ? variance : 0) + 1e-5);
   p.scale[(int64_t)item * p.C + c] = (float)scale;
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
 }
@@ -71,88 +65,67 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_gate(const pk_gate p) {
 
 /* ---- mean over a sequence, and the product behind it ------------------------------------------------------------------ */
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pool(const pk_pool p) {
-  KR_SHARED float sums[128 * 4];
+enum { POOL_THREADS = 256, POOL_HELD = 8, POOL_WEIGHTS = 16 };
+
+/* The sum of every lanes-th row of a sequence; four channels. */
+KR_DEV kr_float4 sum_sequence(const pk_pool &p, const float *x, int64_t step, int first, int lanes) {
+  kr_float4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+  for (int i = first; i < p.n; i += POOL_HELD * lanes) {
+    kr_float4 v[POOL_HELD];
+#pragma unroll
+    for (int j = 0; j < POOL_HELD; j++) v[j] = load4(x + (i + j * lanes < p.n ? i + j * lanes : i) * step);
+#pragma unroll
+    for (int j = 0; j < POOL_HELD; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) sum.v[k] += kr_select(i + j * lanes < p.n, v[j].v[k], 0.0f);
+  }
+  return sum;
+}
+
+/* Threads beyond whole rows, and beyond whole parts of the product, have nothing to do. */
+KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_pk_pool(const pk_pool p) {
+  KR_SHARED float sums[POOL_THREADS * 4];
   KR_SHARED float mean[128];
-  const int sequence = kr_block_x(), per_row = p.Cp / 4, lanes = 128 / per_row, lane = kr_thread() / per_row, c = kr_thread() % per_row * 4;
+  const int sequence = kr_block_x(), per_row = p.Cp / 4, lanes = POOL_THREADS / per_row, lane = kr_thread() / per_row, c = kr_thread() % per_row * 4;
   const uint32_t high = kr_divide((uint32_t)sequence, p.T);
   const int64_t first = p.frames_are_sequences ? (int64_t)high * p.F * p.T.by + (sequence - high * p.T.by) : (int64_t)sequence * p.n;
-  const int64_t step = p.frames_are_sequences ? p.T.by : 1;
-  kr_float4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
-#pragma unroll 4
-  for (int i = lane < lanes ? lane : p.n; i < p.n; i += lanes) {
-    const kr_float4 v = load4(p.x + (first + i * step) * p.Cp + c);
+  const int64_t step = (int64_t)p.Cp * (p.frames_are_sequences ? p.T.by : 1);
+  const int parts = POOL_THREADS / p.Cp, part = kr_thread() / p.Cp, out = kr_thread() % p.Cp, share = (p.Cp + parts - 1) / parts, k0 = part * share;
+  float w[POOL_WEIGHTS];
 #pragma unroll
-    for (int j = 0; j < 4; j++) sum.v[j] += v.v[j];
-  }
-  *(kr_float4 *)(sums + kr_thread() * 4) = sum;
+  for (int k = 0; k < POOL_WEIGHTS; k++) w[k] = k < share && k0 + k < p.Cp ? p.w[(int64_t)(k0 + k) * p.Np + out] : 0.0f;
+  *(kr_float4 *)(sums + kr_thread() * 4) = sum_sequence(p, p.x + first * p.Cp + c, step, lane < lanes ? lane : p.n, lanes);
   kr_sync();
   if (kr_thread() < p.Cp) {
     float total = 0.0f;
+#pragma unroll 8
     for (int i = 0; i < lanes; i++) total += sums[i * p.Cp + kr_thread()];
     mean[kr_thread()] = total / (float)p.n;
   }
   kr_sync();
+  float y = 0.0f;
+#pragma unroll
+  for (int k = 0; k < POOL_WEIGHTS; k++)
+    if (k < share && k0 + k < p.Cp) y = kr_fma(mean[k0 + k], w[k], y);
+  sums[kr_thread()] = y;
+  kr_sync();
   if (kr_thread() >= p.Cp) return;
-  float y = p.bias[kr_thread()];
-#pragma unroll 16
-  for (int k = 0; k < p.Cp; k++) y = kr_fma(mean[k], p.w[(int64_t)k * p.Np + kr_thread()], y);
+  y = p.bias[kr_thread()];
+  for (int i = 0; i < parts; i++) y += sums[i * p.Cp + kr_thread()];
   p.out[(int64_t)sequence * p.Cp + kr_thread()] = y;
 }
 
-/* ---- Mamba: convolution, then the scan with its step and gate --------------------------------------------------------- */
-
-enum { CONV_RUN = 8, CONV_HELD = 4 };
-
-/* A thread has four channels of eight frames, its taps in registers if they are few. */
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_conv(const pk_ssm p) {
-  const int per_row = p.Ep / 4, runs = (p.T + CONV_RUN - 1) / CONV_RUN;
-  const int64_t run = thread_index() / per_row, sequence = run / runs;
-  const int e = (int)(thread_index() % per_row) * 4, first = (int)(run % runs) * CONV_RUN;
-  if (sequence >= p.n_sequences) return;
-  const float *x = p.xz + sequence * p.T * 2 * p.Ep + e;
-  const kr_float4 bias = load4(p.conv_b + e);
-  kr_float4 sums[CONV_RUN];
-#pragma unroll
-  for (int i = 0; i < CONV_RUN; i++) sums[i] = bias;
-  for (int w0 = 0; w0 < p.W; w0 += CONV_HELD) {
-    float taps[4][CONV_HELD];
-    kr_float4 in[CONV_RUN + CONV_HELD - 1];
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-      for (int w = 0; w < CONV_HELD; w++) taps[j][w] = e + j < p.E && w0 + w < p.W ? p.conv_w[(int64_t)(e + j) * p.W + w0 + w] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < CONV_RUN + CONV_HELD - 1; i++) {
-      const int t = first + i + w0 - (p.W - 1);
-      in[i] = load4(x + (int64_t)(t >= 0 && t < p.T ? t : 0) * 2 * p.Ep);
-#pragma unroll
-      for (int j = 0; j < 4; j++) in[i].v[j] = t >= 0 && t < p.T ? in[i].v[j] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < CONV_RUN; i++)
-#pragma unroll
-      for (int w = 0; w < CONV_HELD; w++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) sums[i].v[j] = kr_fma(taps[j][w], in[i + w].v[j], sums[i].v[j]);
-  }
-  for (int i = 0; i < CONV_RUN && first + i < p.T; i++) {
-    kr_float4 v;
-#pragma unroll
-    for (int j = 0; j < 4; j++) v.v[j] = e + j < p.E ? kr_silu(sums[i].v[j]) : 0.0f;
-    *(kr_float4 *)(p.xc + (sequence * p.T + first + i) * p.Ep + e) = v;
-  }
-}
+/* ---- Mamba: the scan with its step and gate; a row of dbl has the step's rank, then B, then C ------------------------------ */
 
 enum { STEPS = 8, MOST_RANK = 4 };
 
-/* One step of all states; B and C lie behind each other. Even: exactly MOST_N of them, and aligned. */
-template <int MOST_N>
-KR_DEV float step_even(const float *BC, float delta, float du, const float (&A)[MOST_N], float (&state)[MOST_N]) {
+/* One step of OWN states: all of them exist, and B and C are aligned. */
+template <int OWN>
+KR_DEV float step_even(const float *all_B, const float *all_C, float delta, float du, const float (&A)[OWN], float (&state)[OWN]) {
   float y[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int n = 0; n < MOST_N; n += 4) {
-    const kr_float4 B = load4(BC + n), C = load4(BC + MOST_N + n);
+  for (int n = 0; n < OWN; n += 4) {
+    const kr_float4 B = load4(all_B + n), C = load4(all_C + n);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       state[n + j] = kr_fma(kr_exp2(delta * A[n + j]), state[n + j], du * B.v[j]);
@@ -196,17 +169,18 @@ KR_DEV void read_ahead(const pk_ssm &p, int64_t first, int t0, int e, scan_ahead
   }
 }
 
-/* A thread has one channel and all its states; a block 128 channels of one sequence. While eight steps are computed, the next eight are
- * being read. Shared: two tiles of (STEPS, Xp), of which a thread moves SHARE values. */
-template <int MOST_N, int SHARE, int EVEN>
+/* LANES neighbouring threads share a channel's states; a block has 128 / LANES channels of one sequence. While eight steps are computed,
+ * the next eight are being read. Shared: two tiles of (STEPS, Xp), of which a thread moves SHARE values. */
+template <int MOST_N, int SHARE, int LANES, int EVEN>
 KR_DEV void scan(const pk_ssm &p) {
+  enum { OWN = MOST_N / LANES };
   KR_SHARED float tiles[2][SHARE * 128];
-  const int e = kr_block_y() * 128 + kr_thread(), exists = e < p.E, at = exists ? e : 0;
+  const int e = kr_block_y() * (128 / LANES) + kr_thread() / LANES, part = kr_thread() % LANES * OWN, stores = e < p.E && part == 0, at = e < p.E ? e : 0;
   const int64_t first = (int64_t)kr_block_x() * p.T;
-  float A[MOST_N], state[MOST_N], rank[MOST_RANK];
+  float A[OWN], state[OWN], rank[MOST_RANK];
   scan_ahead<SHARE> ahead;
 #pragma unroll
-  for (int n = 0; n < MOST_N; n++) A[n] = n < p.N ? p.A[(int64_t)at * p.N + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
+  for (int n = 0; n < OWN; n++) A[n] = part + n < p.N ? p.A[(int64_t)at * p.N + part + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
 #pragma unroll
   for (int r = 0; r < MOST_RANK; r++) rank[r] = r < p.R ? p.dt_w[(int64_t)r * p.dt_ld + at] : 0.0f;
   const float bias = p.dt_b[at], skip = p.D[at];
@@ -223,22 +197,26 @@ KR_DEV void scan(const pk_ssm &p) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
       const float *dbl = tile + i * p.Xp;
-      float delta = bias;
+      float delta = bias, y;
       if (t0 + i >= p.T) break;
 #pragma unroll
       for (int r = 0; r < MOST_RANK; r++)
         if (EVEN || r < p.R) delta = kr_fma(dbl[r], rank[r], delta);
       for (int r = MOST_RANK; !EVEN && r < p.R; r++) delta = kr_fma(dbl[r], p.dt_w[(int64_t)r * p.dt_ld + at], delta);
       delta = kr_softplus(delta);
-      const float y = EVEN ? step_even<MOST_N>(dbl + MOST_RANK, delta, delta * u[i], A, state) : step_any<MOST_N>(dbl + p.R, p.N, delta, delta * u[i], A, state);
-      if (exists) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
+      if (EVEN) y = step_even<OWN>(dbl + MOST_RANK + part, dbl + MOST_RANK + MOST_N + part, delta, delta * u[i], A, state);
+      else y = step_any<OWN>(dbl + p.R, p.N, delta, delta * u[i], A, state);
+#pragma unroll
+      for (int d = 1; d < LANES; d <<= 1) y += kr_shuffle_xor(y, d);
+      if (stores) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
     }
   }
 }
 
 /* Even: 16 states and a rank of 4, so that a row of dbl has 48 values. */
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even(const pk_ssm p) { scan<16, 3, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 9, 0>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even(const pk_ssm p) { scan<16, 3, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even_2(const pk_ssm p) { scan<16, 3, 2, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 9, 1, 0>(p); }
 
 /* ---- GRU and LSTM ------------------------------------------------------------------------------------------------------ */
 
@@ -252,22 +230,22 @@ KR_DEV void recurrent_gate(const pk_recurrence &p, const float *h, int j, float 
   gates[j] = sum;
 }
 
-/* As above for GROUP sequences, with this thread's weights in registers; two sums per sequence. */
+/* As above for GROUP sequences, with this thread's weights in registers; four sums per sequence. */
 template <int GROUP, int HELD>
 KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], float *gates, int n_gates) {
-  float sums[GROUP][2];
+  float sums[GROUP][4];
 #pragma unroll
-  for (int q = 0; q < GROUP; q++) sums[q][0] = bias, sums[q][1] = 0.0f;
+  for (int q = 0; q < GROUP; q++) sums[q][0] = bias, sums[q][1] = sums[q][2] = sums[q][3] = 0.0f;
 #pragma unroll
   for (int k = 0; k < HELD; k += 4)
 #pragma unroll
     for (int q = 0; q < GROUP; q++) {
       const kr_float4 v = load4(h + q * HELD + k);
 #pragma unroll
-      for (int i = 0; i < 4; i++) sums[q][i & 1] = kr_fma(v.v[i], held[k + i], sums[q][i & 1]);
+      for (int i = 0; i < 4; i++) sums[q][i] = kr_fma(v.v[i], held[k + i], sums[q][i]);
     }
 #pragma unroll
-  for (int q = 0; q < GROUP; q++) gates[q * n_gates] = sums[q][0] + sums[q][1];
+  for (int q = 0; q < GROUP; q++) gates[q * n_gates] = (sums[q][0] + sums[q][1]) + (sums[q][2] + sums[q][3]);
 }
 
 /* Unit i of a sequence: in is the input's part of its gates, own the recurrent one. */
@@ -288,36 +266,39 @@ KR_DEV void load_gates(const pk_recurrence &p, int64_t row, int unit, float (&in
 }
 
 /* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads); what the unit
- * reads of the next step is on its way during this one. Shared: states (GROUP, 64), gates (GROUP, G 64). */
+ * reads of the next steps, AHEAD of them, is on its way during this one. Shared: states (GROUP, 64), gates (GROUP, G 64). */
 template <int GROUP>
 KR_DEV void recurrence_64(const pk_recurrence &p) {
-  enum { H = 64 };
+  enum { H = 64, AHEAD = 3 };
   KR_SHARED float h[GROUP * H];
   KR_SHARED float gates[GROUP * 4 * H];
   const int n_gates = p.G * H, gate = kr_thread() < n_gates, q = kr_thread() / H, unit = kr_thread() % H;
   const int64_t sequence = (int64_t)kr_block_x() * GROUP + q;
   const int exists = q < GROUP && sequence < p.n_sequences;
-  float held[H], in[4] = {0.0f, 0.0f, 0.0f, 0.0f}, state = 0.0f, cell = 0.0f;
+  float held[H], in[AHEAD][4], state = 0.0f, cell = 0.0f;
 #pragma unroll
   for (int k = 0; k < H; k++) held[k] = gate ? p.w[(int64_t)k * p.Np + kr_thread()] : 0.0f;
   const float bias = gate ? p.bias[kr_thread()] : 0.0f;
   if (q < GROUP) h[kr_thread()] = 0.0f;
-  if (exists) load_gates(p, sequence * p.T, unit, in);
-  kr_sync();
-  for (int t = 0; t < p.T; t++) {
-    float next[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (exists && t + 1 < p.T) load_gates(p, sequence * p.T + t + 1, unit, next);
-    if (gate) held_gate<GROUP>(h, bias, held, gates + kr_thread(), n_gates);
-    kr_sync();
-    if (exists) {
-      recurrent_unit(p.G, in, gates + q * n_gates + unit, H, &state, &cell);
-      h[kr_thread()] = state;
-      p.out[(sequence * p.T + t) * H + unit] = state;
-    }
 #pragma unroll
-    for (int g = 0; g < 4; g++) in[g] = next[g];
-    kr_sync();
-  }
+  for (int i = 0; i < AHEAD; i++)
+    if (exists) load_gates(p, sequence * p.T + (i < p.T ? i : 0), unit, in[i]);
+  kr_sync();
+  for (int t0 = 0; t0 < p.T; t0 += AHEAD)
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int t = t0 + i;
+      if (t >= p.T) break;
+      if (gate) held_gate<GROUP>(h, bias, held, gates + kr_thread(), n_gates);
+      kr_sync();
+      if (exists) {
+        recurrent_unit(p.G, in[i], gates + q * n_gates + unit, H, &state, &cell);
+        h[kr_thread()] = state;
+        p.out[(sequence * p.T + t) * H + unit] = state;
+        if (t + AHEAD < p.T) load_gates(p, sequence * p.T + t + AHEAD, unit, in[i]);
+      }
+      kr_sync();
+    }
 }
 
 KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_1(const pk_recurrence p) { recurrence_64<1>(p); }

@@ -8,7 +8,8 @@
 
 #include "rows.h"
 
-enum { KR_PK_ROWS = 64, KR_PK_COLUMNS = 64, KR_PK_THREADS = 128, KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
+/* A product's tile, its block of threads in float32 and with halves, the side of a square tile; bins of a decoder's last step. */
+enum { KR_PK_ROWS = 64, KR_PK_COLUMNS = 64, KR_PK_THREADS = 128, KR_PK_THREADS_HALVES = 256, KR_PK_SIDE = 8, KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
 
 /* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, Cp), slope (Cp). */
 typedef struct pk_affine {
@@ -21,8 +22,9 @@ enum {
   KR_PK_A_PAIR,   /* read, two columns only */
   KR_PK_A_NORM,   /* read and normalised over the channels */
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
+  KR_PK_A_CONV,   /* causal convolution of a sequence's channels with its silu; also written to made */
   KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
-  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter */
+  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_PK_SIDE frequencies by as many frames */
 };
 
 /* out = what the epilogue makes of A W + bias */
@@ -32,39 +34,41 @@ enum {
   KR_PK_GATE  /* neighbouring columns times each other */
 };
 
-/* Weights of a panel: row-major (K, Np) for the FMA units, then the same in the order of tensor core fragments. */
+/* Weights of a panel: row-major (K, Np) for the FMA units, then the same as float16 in the order of tensor core fragments. */
 typedef struct pk_product {
-  int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all panels, z items */
+  int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all panels, z items; dense: x frames, y frequencies */
   int32_t kind, epilogue, causal, dilation;
   kr_divisor T;                   /* frames: row = frequency * T + frame */
   int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
   int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile */
-  int32_t Np, n_store;            /* columns of a panel as packed; columns of its output that are stored */
+  int32_t Np;                     /* columns of a panel as packed */
   const float *A[KR_PK_SOURCES], *zeros; /* four zeros, read where a source has nothing */
   int64_t lda;                    /* floats between rows */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
   int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
   int32_t F, f_step, f_offset[3]; /* of the sources: frequencies; KR_PK_A_TAPS */
+  const float *conv_w, *conv_b; /* KR_PK_A_CONV: (n_convolved, n_taps), (K) */
+  int32_t n_convolved, n_taps;
+  float *made;                    /* like A, K floats between rows */
   const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES];
-  const float *w[KR_PK_SOURCES], *bias[KR_PK_SOURCES]; /* per source or per panel; bias of the panel */
-  int64_t fragments;              /* floats from w to its fragments */
+  const float *w[KR_PK_SOURCES], *bias[KR_PK_SOURCES]; /* per panel; the rows of source s begin at s K */
+  int64_t fragments;              /* floats from a panel to its fragments */
   float *out;
   const float *E, *X, *beta;
   int64_t ldo, out_panel;         /* of out and E */
   int32_t out_F, out_step, out_offset; /* step 0: rows as they are; else frequency f goes to f step + offset of out_F */
-  float *partial;                 /* (n_items, all tiles, 2, Np): mean and sum of squared deviations of a tile's columns; or NULL */
+  float *partial;                 /* (n_items, all tiles, 3, Np): count, mean and squared deviations of a tile's columns; or NULL */
   int32_t partial_first, partial_tiles;
 } pk_product;
 
-/* Tiles of one map, or of the two halves of an upsampled one -> scale and shift. */
+/* Tiles of a map -> scale and shift. */
 typedef struct pk_moments {
-  const float *partial;
+  const float *partial; /* (n_items, n_tiles, 3, C) */
   const float *weight, *bias; /* (C), or NULL: weight_one, bias_one */
   float weight_one, bias_one;
   float *scale, *shift;
-  int64_t rows[2];
-  int32_t tiles[2], tile_rows, C, partial_width;
+  int32_t n_tiles, C;
 } pk_moments;
 
 /* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. */
@@ -77,13 +81,16 @@ typedef struct pk_gate {
 } pk_gate;
 
 /* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product of one, times the
- * other, and the product with the output's rows, summed. A block has 8 frequencies by 8 frames; grid: x frames, y frequencies, z items. */
+ * other, and the product with the output's rows, summed. A block has KR_PK_SIDE frequencies by as many frames; grid: x frames, y frequencies, z items. */
 typedef struct pk_feed_forward {
   kr_divisor T;
   int32_t F, Cp, causal, n_chunks, Np;
   int64_t fragments;
   const float *h, *zeros; /* n_chunks Cp wide; four zeros */
   int32_t k[KR_PK_SOURCES];
+  const float *conv_w, *conv_b; /* KR_PK_A_CONV: (n_convolved, n_taps), (K) */
+  int32_t n_convolved, n_taps;
+  float *made;                    /* like A, K floats between rows */
   const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES], *other_taps[KR_PK_SOURCES], *other_bias[KR_PK_SOURCES];
   const float *attn[KR_PK_SOURCES], *attn_bias[KR_PK_SOURCES], *w[KR_PK_SOURCES], *bias;
   const float *E, *X, *beta;
@@ -100,10 +107,10 @@ typedef struct pk_pool {
 
 /* The middle of a Mamba layer; rows of sequences of T frames. */
 typedef struct pk_ssm {
-  const float *xz, *conv_w, *conv_b, *dt_w, *dt_b, *A, *D, *dbl;
+  const float *xz, *dt_w, *dt_b, *A, *D, *dbl;
   float *xc; /* the convolution's output, and the scan's */
   int64_t n_sequences;
-  int32_t T, E, Ep, W, R, N, Xp, dt_ld;
+  int32_t T, E, Ep, R, N, Xp, dt_ld;
 } pk_ssm;
 
 typedef struct pk_recurrence {

@@ -89,8 +89,8 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_mask(const pk_planes p) {
   for (int i = 0; i < count; i++) mean += values[i];
   mean /= (float)count;
   for (int i = 0; i < count; i++) squares = kr_fma(values[i] - mean, values[i] - mean, squares);
-  float *to = p.partial + ((int64_t)item * ((n + KR_PK_POSITIONS - 1) / KR_PK_POSITIONS) + kr_block_x()) * 2;
-  to[0] = mean, to[1] = squares;
+  float *to = p.partial + ((int64_t)item * ((n + KR_PK_POSITIONS - 1) / KR_PK_POSITIONS) + kr_block_x()) * 3;
+  to[0] = (float)count, to[1] = mean, to[2] = squares;
 }
 
 /* The angle of two dots with the upsampled map. */

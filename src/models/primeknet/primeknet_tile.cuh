@@ -1,0 +1,234 @@
+/* primeknet_tile.cuh: the product that PrimeKnet spends its time in: a block multiplies 64 rows in shared memory with 64 columns of a panel
+ * of weights; results stay in registers. In float32 by FMA; or with KR_HALVES, in modules of their own, by tensor cores from Ampere on:
+ * factors rounded to float16, which has the digits of TF32, sums in float32. Rows and columns have their plain order everywhere; what
+ * the tensor cores want lies in the order of the packed weights alone (primeknet_device.c). */
+#ifndef KR_PRIMEKNET_TILE_CUH
+#define KR_PRIMEKNET_TILE_CUH
+
+#include "pack.cuh"
+#include "primeknet_plan.h"
+
+/* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column. PITCH: words from row to row, so that what a warp
+ * reads lies in different banks. */
+#ifdef KR_HALVES
+enum { THREADS = KR_PK_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
+#else
+enum { THREADS = KR_PK_THREADS, BLOCKS = 3, PITCH = 68, RESULTS = 8, PARTS = 4 };
+#endif
+enum { ROWS = KR_PK_ROWS, COLUMNS = KR_PK_COLUMNS, WIDTH = 64, SIDE = KR_PK_SIDE, FRAMES = SIDE * 32 / THREADS };
+
+KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
+KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
+KR_DEV kr_float4 zero4(void) { return kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
+
+/* Up to WIDTH columns of ROWS rows. */
+typedef struct __attribute__((aligned(16))) tile {
+  uint32_t words[ROWS * PITCH];
+} tile;
+
+#ifdef KR_HALVES
+KR_DEV void put2(tile &to, int row, int column, float a, float b) { to.words[row * PITCH + column / 2] = kr_pack_f16(a, b); }
+
+KR_DEV void put4(tile &to, int row, int column, const kr_float4 &v) {
+  const uint64_t pair = (uint64_t)kr_pack_f16(v.v[2], v.v[3]) << 32 | kr_pack_f16(v.v[0], v.v[1]);
+  *(uint64_t *)(to.words + row * PITCH + column / 2) = pair;
+}
+
+/* A warp has 32 rows by 16 columns: 2 by 2 results of m16n8k16. */
+typedef struct sums {
+  float v[2][2][4];
+} sums;
+
+KR_DEV void clear(sums &s) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) s.v[i / 8][i / 4 % 2][i % 4] = 0.0f;
+}
+
+KR_DEV int result_row(int i) { return (kr_thread() >> 5 & 1) * 32 + (i >> 1) * 16 + (i & 1) * 8 + ((kr_thread() & 31) >> 2); }
+KR_DEV int result_column(void) { return (kr_thread() >> 6) * 16 + (kr_thread() & 3) * 4; }
+
+KR_DEV kr_float4 result(const sums &s, int i) {
+  const float(&v)[2][4] = s.v[i >> 1];
+  return kr_float4{{v[0][(i & 1) * 2], v[0][(i & 1) * 2 + 1], v[1][(i & 1) * 2], v[1][(i & 1) * 2 + 1]}};
+}
+
+/* The sum over the lanes of a warp that have the same columns, in each of them. */
+KR_DEV float sum_rows(float v) {
+#pragma unroll
+  for (int d = 4; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
+  return v;
+}
+KR_DEV int row_part(void) { return kr_thread() >> 5 & 1; }
+KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 4; }
+
+/* A warp's rows as the tensor cores take them, 16 columns at a time. Columns from K on must be zeros in the tile. */
+typedef struct factors {
+  uint32_t a[2][4][4];
+} factors;
+
+KR_DEV void take(const tile &from, factors &f) {
+  const uint32_t *row = from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 2;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint64_t pair = *(const uint64_t *)(row + i * 8 * PITCH + k * 8);
+      f.a[i >> 1][k][i & 1] = (uint32_t)pair;
+      f.a[i >> 1][k][(i & 1) + 2] = (uint32_t)(pair >> 32);
+    }
+}
+
+KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kr_float_to_bits(b0)), "r"(kr_float_to_bits(b1)));
+}
+
+/* Adds rows times the panel's columns column0..; w: the panel from the row on that the tile's first column meets. */
+KR_DEV void multiply(const tile &, const factors &f, const float *w, int Np, int K, int column0, sums &s) {
+  const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
+  if (n >= per_row) return;
+  const float *from = w + ((int64_t)n * 32 + (kr_thread() & 31)) * 4;
+  kr_float4 b[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) b[k] = load4(from + (k * 16 < K ? k * per_row * 128 : 0));
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) mma(s.v[i][0], f.a[i][k], b[k].v[0], b[k].v[1]), mma(s.v[i][1], f.a[i][k], b[k].v[2], b[k].v[3]);
+}
+
+KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) { return w + fragments + (int64_t)k * Np / 2; }
+
+#else
+KR_DEV void put2(tile &to, int row, int column, float a, float b) { *(kr_float2 *)(to.words + row * PITCH + column) = kr_float2{{a, b}}; }
+KR_DEV void put4(tile &to, int row, int column, const kr_float4 &v) { *(kr_float4 *)(to.words + row * PITCH + column) = v; }
+
+/* A thread has 8 rows by 4 columns. */
+typedef struct sums {
+  float v[8][4];
+} sums;
+
+KR_DEV void clear(sums &s) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) s.v[i / 4][i % 4] = 0.0f;
+}
+
+KR_DEV int result_row(int i) { return i * 8 + (kr_thread() >> 4); }
+KR_DEV int result_column(void) { return (kr_thread() & 15) * 4; }
+KR_DEV kr_float4 result(const sums &s, int i) { return kr_float4{{s.v[i][0], s.v[i][1], s.v[i][2], s.v[i][3]}}; }
+
+KR_DEV float sum_rows(float v) { return v + kr_shuffle_xor(v, 16); }
+KR_DEV int row_part(void) { return kr_thread() >> 5; }
+KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 16; }
+
+/* Rows are read where they lie. */
+typedef struct factors {
+} factors;
+
+KR_DEV void take(const tile &, factors &) {}
+
+KR_DEV void multiply(const tile &from, const factors &, const float *w, int Np, int K, int column0, sums &s) {
+  const int column = column0 + result_column();
+  const float *rows = (const float *)from.words + (kr_thread() >> 4) * PITCH;
+  if (column >= Np) return;
+#pragma unroll 1
+  for (int k = 0; k < K; k += 8) {
+    kr_float4 b[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) b[j] = load4(w + (int64_t)(k + j) * Np + column);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const kr_float4 a = load4(rows + i % 8 * 8 * PITCH + k + i / 8 * 4);
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) s.v[i % 8][c] = kr_fma(a.v[j], b[i / 8 * 4 + j].v[c], s.v[i % 8][c]);
+    }
+  }
+}
+
+KR_DEV const float *panel_rows(const float *w, int64_t, int k, int Np) { return w + (int64_t)k * Np; }
+#endif
+
+/* ---- where results go ---------------------------------------------------------------------------------------------------- */
+
+/* The rows of this thread's results in the map they go to; bit i of exists: result i is one of them. The others repeat a row that is. */
+typedef struct spots {
+  uint32_t row[RESULTS], exists;
+  int count; /* of the whole tile */
+} spots;
+
+/* SIDE frequencies of SIDE frames each. */
+KR_DEV spots square_spots(int item, int F, int T, int f0, int t0) {
+  spots at;
+  at.exists = 0;
+  at.count = (F - f0 < SIDE ? F - f0 : SIDE) * (T - t0 < SIDE ? T - t0 : SIDE);
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++) {
+    const int f = f0 + result_row(i) / SIDE, t = t0 + result_row(i) % SIDE, inside = f < F && t < T;
+    at.row[i] = ((uint32_t)item * F + (inside ? f : f0)) * T + (inside ? t : t0);
+    at.exists |= (uint32_t)inside << i;
+  }
+  return at;
+}
+
+typedef struct ending {
+  float *out;
+  const float *E, *X, *beta; /* E + ... + beta X; any may be NULL */
+  const float *bias;         /* of the panel's first column */
+  int ldo;                   /* of out, E and X */
+} ending;
+
+/* Four columns of a row plus their bias. */
+KR_DEV kr_float4 with_bias(const sums &s, int i, const kr_float4 &bias) {
+  kr_float4 v = result(s, i);
+#pragma unroll
+  for (int j = 0; j < 4; j++) v.v[j] += bias.v[j];
+  return v;
+}
+
+/* Columns column0.. of the panel. ADD: E and beta X are looked for; all reads come before the writes. */
+template <int ADD>
+KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s) {
+  const int column = column0 + result_column();
+  if (column >= Np) return;
+  const kr_float4 bias = load4(e.bias + column);
+  kr_float4 v[RESULTS];
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++) v[i] = with_bias(s, i, bias);
+  if (ADD && e.E) {
+#pragma unroll
+    for (int i = 0; i < RESULTS; i++) {
+      const kr_float4 more = load4(e.E + (int64_t)at.row[i] * e.ldo + column);
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].v[j] += more.v[j];
+    }
+  }
+  if (ADD && e.X) {
+    const kr_float4 beta = load4(e.beta + column);
+#pragma unroll
+    for (int i = 0; i < RESULTS; i++) {
+      const kr_float4 x = load4(e.X + (int64_t)at.row[i] * e.ldo + column);
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].v[j] = kr_fma(beta.v[j], x.v[j], v[i].v[j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++)
+    if (at.exists >> i & 1) *(kr_float4 *)(e.out + (int64_t)at.row[i] * e.ldo + column) = v[i];
+}
+
+/* Neighbouring columns times each other. */
+KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, const sums &s) {
+  const int column = column0 + result_column();
+  if (column >= Np) return;
+  const kr_float4 bias = load4(e.bias + column);
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++) {
+    const kr_float4 v = with_bias(s, i, bias);
+    if (at.exists >> i & 1) *(kr_float2 *)(e.out + (int64_t)at.row[i] * e.ldo + column / 2) = kr_float2{{v.v[0] * v.v[1], v.v[2] * v.v[3]}};
+  }
+}
+
+#endif
