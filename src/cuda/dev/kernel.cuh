@@ -49,6 +49,22 @@ KR_DEV uint32_t kr_pack_f16(float low, float high) { uint32_t h; asm("cvt.rn.f16
 #endif
 #endif /* KR_EMULATE */
 
+/* 16 bytes from global to shared memory past the registers, from Ampere on: kr_copied<N>() waits until at most the N latest commits are
+ * under way; other threads see the bytes after a kr_sync(). Elsewhere they are there at once. */
+#if defined(KR_EMULATE) || KR_TIER < 80
+KR_DEV void kr_copy16(void *shared, const void *from) { __builtin_memcpy(__builtin_assume_aligned(shared, 16), __builtin_assume_aligned(from, 16), 16); }
+KR_DEV void kr_commit_copies(void) {}
+template <int N>
+KR_DEV void kr_copied(void) {}
+#else
+KR_DEV void kr_copy16(void *shared, const void *from) {
+  asm volatile("{ .reg .u64 to; cvta.to.shared.u64 to, %0; cp.async.cg.shared.global [to], [%1], 16; }" : : "l"(shared), "l"(from) : "memory");
+}
+KR_DEV void kr_commit_copies(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int N>
+KR_DEV void kr_copied(void) { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
+#endif
+
 #if defined(KR_EMULATE) || KR_TIER < 80
 KR_DEV uint16_t kr_to_bf16(float v) {
   uint32_t bits = kr_float_to_bits(v);

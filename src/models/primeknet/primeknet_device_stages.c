@@ -2,8 +2,8 @@
 #include "primeknet_launch.h"
 
 static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
-static const kr_kernel recurrences[] = {{"primeknet_layers", "kr_pk_recurrence_64_1"}, {"primeknet_layers", "kr_pk_recurrence_64_2"}, {"primeknet_layers", "kr_pk_recurrence_64_4"}};
-static const kr_kernel recurrence = {"primeknet_layers", "kr_pk_recurrence"};
+static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
+static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor = {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor"};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
@@ -38,6 +38,7 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
   pk_product p = pk_product_of(s, &a->out, KR_PK_A_SCALED, s->g, m->Cp, m->Cp, s->y, m->Cp);
   p.factors = s->factors;
   p.frames_are_sequences = frames_are_sequences;
+  p.window = kr_divisor_of(pk_rows(s, m->config.F2));
   end_product(s, &p, from, NULL);
 }
 
@@ -73,7 +74,9 @@ static void run_layer(pk_device_session *s, const kr_panels *hidden) {
   const int64_t n_sequences = all_rows(s) / s->T, most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
   const pk_recurrence r = {.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = n_sequences, .T = (int32_t)s->T,
                            .Hp = (int32_t)m->Hp, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
-  if (r.Hp == 64) {
+  if (r.Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE) {
+    pk_launch(s, &recurrence_tensor, (kr_grid){.x = blocks_of(n_sequences, 8), .block = 256}, &r, sizeof r);
+  } else if (r.Hp == 64) {
     const int log_group = n_sequences <= most_blocks ? 0 : n_sequences <= 2 * most_blocks ? 1 : 2;
     pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(n_sequences, 1 << log_group), .block = 256}, &r, sizeof r);
   } else {

@@ -3,48 +3,92 @@
  * frequencies of SIDE frames; while it filters, a warp has a frame, a lane two channels. */
 #include "primeknet_tile.cuh"
 
-enum { GATE_PITCH = 80 }; /* floats; rows 16 banks apart */
+enum { GATE_PITCH = 80, MOST_TAPS = 32 }; /* floats from row to row, 16 banks apart */
 
 typedef struct filtered {
   kr_float2 a[SIDE], b[SIDE];
 } filtered;
 
-/* Both filters of a chunk at the block's frequencies of one frame, the input moving through a ring of registers. */
-KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, filtered &h) {
-  const int c = (kr_thread() & 31) * 2, k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2, exists = c < p.Cp && t < (int)p.T.by;
+/* Taps j of both filters at channels c and c + 1. */
+KR_DEV kr_float4 taps_in_memory(const pk_feed_forward &p, int chunk, int j, int c) {
+  const int used = j < p.k[chunk] && c < p.Cp;
+  const kr_float2 a = load2(used ? p.taps[chunk] + j * p.Cp + c : p.zeros), b = load2(used ? p.other_taps[chunk] + j * p.Cp + c : p.zeros);
+  return kr_float4{{a.v[0], a.v[1], b.v[0], b.v[1]}};
+}
+
+/* The tensor cores' blocks keep MOST_TAPS of a chunk's taps in shared memory, beyond the last zeros; the others have no room for them. */
+#ifdef KR_HALVES
+typedef struct staged_taps {
+  kr_float4 of[MOST_TAPS][32];
+} staged_taps;
+
+KR_DEV void stage_taps(const pk_feed_forward &p, int chunk, int first, staged_taps &to) {
+  const int lane = kr_thread() & 31;
+  for (int j = kr_thread() >> 5; j < MOST_TAPS && first + j < p.k[chunk] + SIDE; j += THREADS / 32) to.of[j][lane] = taps_in_memory(p, chunk, first + j, lane * 2);
+}
+
+/* For chunks of more taps: all threads come here together. */
+KR_DEV void stage_more(const pk_feed_forward &p, int chunk, int j0, staged_taps &to) {
+  if (j0 == 0 || j0 % MOST_TAPS) return;
+  kr_sync();
+  stage_taps(p, chunk, j0, to);
+  kr_sync();
+}
+
+KR_DEV kr_float4 taps_at(const pk_feed_forward &, int, int j, const staged_taps &staged) { return staged.of[j % MOST_TAPS][kr_thread() & 31]; }
+#else
+typedef struct staged_taps {
+} staged_taps;
+
+KR_DEV void stage_taps(const pk_feed_forward &, int, int, staged_taps &) {}
+KR_DEV void stage_more(const pk_feed_forward &, int, int, staged_taps &) {}
+KR_DEV kr_float4 taps_at(const pk_feed_forward &p, int chunk, int j, const staged_taps &) { return taps_in_memory(p, chunk, j, (kr_thread() & 31) * 2); }
+#endif
+
+/* Both filters of a chunk at the block's frequencies of one frame. The input moves through a window of registers, of which the upper
+ * half is on its way while the lower is used. */
+KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, staged_taps &staged, filtered &h) {
+  const int c = (kr_thread() & 31) * 2, k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2;
+  const uint32_t limit = c < p.Cp && t < (int)p.T.by ? (uint32_t)p.F : 0; /* no channel, no frequencies */
   const int64_t width = (int64_t)p.n_chunks * p.Cp, step = p.T.by * width;
-  const float *x = p.h + ((int64_t)item * p.F * p.T.by + t) * width + (int64_t)chunk * p.Cp + c, *taps_a = p.taps[chunk] + c, *taps_b = p.other_taps[chunk] + c;
-  kr_float2 ring[SIDE];
+  const float *x = p.h + (((int64_t)item * p.F + f0 - before) * p.T.by + t) * width + (int64_t)chunk * p.Cp + c;
+  const kr_float2 bias_a = load2(c < p.Cp ? p.taps_bias[chunk] + c : p.zeros), bias_b = load2(c < p.Cp ? p.other_bias[chunk] + c : p.zeros);
+  kr_float2 window[2 * SIDE];
+  int f = f0 - before;
 #pragma unroll
-  for (int i = 0; i < SIDE; i++) h.a[i] = load2(exists ? p.taps_bias[chunk] + c : p.zeros), h.b[i] = load2(exists ? p.other_bias[chunk] + c : p.zeros);
+  for (int i = 0; i < SIDE; i++) h.a[i] = bias_a, h.b[i] = bias_b;
 #pragma unroll
-  for (int i = 0; i < SIDE - 1; i++) {
-    const int f = f0 + i - before;
-    ring[i] = load2(exists && (uint32_t)f < (uint32_t)p.F ? x + f * step : p.zeros);
-  }
+  for (int i = 0; i < SIDE; i++, f++, x += step) window[i] = load2((uint32_t)f < limit ? x : p.zeros);
 #pragma unroll 1
-  for (int j0 = 0; j0 < k; j0 += SIDE)
+  for (int j0 = 0; j0 < k; j0 += SIDE) {
+    stage_more(p, chunk, j0, staged);
+#pragma unroll
+    for (int i = 0; i < SIDE; i++, f++, x += step) window[SIDE + i] = load2((uint32_t)f < limit ? x : p.zeros);
 #pragma unroll
     for (int j = 0; j < SIDE; j++) {
-      const int f = f0 + SIDE - 1 + j0 + j - before, used = exists && j0 + j < k;
-      const kr_float2 ta = load2(used ? taps_a + (j0 + j) * p.Cp : p.zeros), tb = load2(used ? taps_b + (j0 + j) * p.Cp : p.zeros);
-      ring[(SIDE - 1 + j) % SIDE] = load2(used && (uint32_t)f < (uint32_t)p.F ? x + f * step : p.zeros);
+      const kr_float4 taps = taps_at(p, chunk, j0 + j, staged);
 #pragma unroll
       for (int i = 0; i < SIDE; i++)
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-          h.a[i].v[n] = kr_fma(ta.v[n], ring[(i + j) % SIDE].v[n], h.a[i].v[n]);
-          h.b[i].v[n] = kr_fma(tb.v[n], ring[(i + j) % SIDE].v[n], h.b[i].v[n]);
+          h.a[i].v[n] = kr_fma(taps.v[n], window[i + j].v[n], h.a[i].v[n]);
+          h.b[i].v[n] = kr_fma(taps.v[2 + n], window[i + j].v[n], h.b[i].v[n]);
         }
     }
+#pragma unroll
+    for (int i = 0; i < SIDE; i++) window[i] = window[SIDE + i];
+  }
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forward p) {
   KR_SHARED tile rows;
   KR_SHARED float gates[ROWS * GATE_PITCH];
+  KR_SHARED staged_taps staged;
   const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5, c = (kr_thread() & 31) * 2;
   sums total;
   clear(total);
+  stage_taps(p, 0, 0, staged);
+  kr_sync();
 #pragma unroll 1
   for (int chunk = 0; chunk < p.n_chunks; chunk++) {
     factors f;
@@ -52,7 +96,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
 #pragma unroll 1
     for (int frame = warp; frame < SIDE; frame += SIDE / FRAMES) {
       filtered h;
-      filter_both(p, chunk, item, f0, t0 + frame, h);
+      filter_both(p, chunk, item, f0, t0 + frame, staged, h);
 #pragma unroll
       for (int i = 0; i < SIDE; i++) {
         put2(rows, i * SIDE + frame, c, h.a[i].v[0], h.a[i].v[1]);
@@ -60,6 +104,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
       }
     }
     kr_sync();
+    if (chunk + 1 < p.n_chunks) stage_taps(p, chunk + 1, 0, staged);
     clear(acc);
     take(rows, f);
     multiply(rows, f, panel_rows(p.attn[chunk], p.fragments, 0, p.Np), p.Np, p.Cp, 0, acc);

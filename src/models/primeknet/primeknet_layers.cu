@@ -1,5 +1,5 @@
-/* primeknet_layers.cu: what lies between PrimeKnet's products: filters along frequency, pooled means, the middle of Mamba, GRU and
- * LSTM steps, the moments of instance norms. */
+/* primeknet_layers.cu: what lies between PrimeKnet's products: filters along frequency, pooled means, the middle of Mamba, the moments of
+ * instance norms. */
 #include "pack.cuh"
 #include "primeknet_plan.h"
 
@@ -147,183 +147,84 @@ KR_DEV float step_any(const float *BC, int N, float delta, float du, const float
   return y;
 }
 
-/* What a thread reads ahead of time: its channel's input and gate, and its share of the block's rank, B and C. */
-template <int SHARE>
-struct scan_ahead {
-  float u[STEPS], z[STEPS], dbl[SHARE];
+/* What a block needs of STEPS frames, fetched some frames ahead: inputs and gates of its channels, rank, B and C of all. */
+template <int CHANNELS, int MOST_XP>
+struct __attribute__((aligned(16))) scan_stage {
+  float u[STEPS * CHANNELS], z[STEPS * CHANNELS], dbl[STEPS * MOST_XP];
 };
 
-template <int SHARE>
-KR_DEV void read_ahead(const pk_ssm &p, int64_t first, int t0, int e, scan_ahead<SHARE> &a) {
+/* Frames beyond the last are read as the last. */
+template <int CHANNELS, int MOST_XP>
+KR_DEV void fetch(const pk_ssm &p, int64_t first, int t0, scan_stage<CHANNELS, MOST_XP> &to) {
+  enum { PER_ROW = CHANNELS / 4 };
+  const int e0 = kr_block_y() * CHANNELS, per_dbl = p.Xp / 4;
+  if (t0 < p.T) {
 #pragma unroll
-  for (int i = 0; i < STEPS; i++) {
-    const int64_t row = first + (t0 + i < p.T ? t0 + i : p.T - 1);
-    a.u[i] = p.xc[row * p.Ep + e];
-    a.z[i] = p.xz[row * 2 * p.Ep + p.Ep + e];
+    for (int n = kr_thread(); n < STEPS * PER_ROW; n += 128) {
+      const int i = n / PER_ROW, e = n % PER_ROW * 4;
+      const int64_t row = first + (t0 + i < p.T ? t0 + i : p.T - 1);
+      if (e0 + e >= p.Ep) continue;
+      kr_copy16(to.u + n * 4, p.xc + row * p.Ep + e0 + e);
+      kr_copy16(to.z + n * 4, p.xz + row * 2 * p.Ep + p.Ep + e0 + e);
+    }
+    const int left = (p.T - t0 < STEPS ? p.T - t0 : STEPS) * per_dbl;
+    for (int n = kr_thread(); n < STEPS * per_dbl; n += 128) kr_copy16(to.dbl + n * 4, p.dbl + (first + t0) * p.Xp + (n < left ? n : n % per_dbl) * 4);
   }
-  const int n = (p.T - t0 < STEPS ? p.T - t0 : STEPS) * p.Xp;
-#pragma unroll
-  for (int i = 0; i < SHARE; i++) {
-    const int at = kr_thread() + i * 128;
-    a.dbl[i] = p.dbl[(first + (t0 < p.T ? t0 : 0)) * p.Xp + (at < n ? at : 0)];
-  }
+  kr_commit_copies();
 }
 
-/* LANES neighbouring threads share a channel's states; a block has 128 / LANES channels of one sequence. While eight steps are computed,
- * the next eight are being read. Shared: two tiles of (STEPS, Xp), of which a thread moves SHARE values. */
-template <int MOST_N, int SHARE, int LANES, int EVEN>
+/* LANES neighbouring threads share a channel's states; a block has 128 / LANES channels of one sequence. */
+template <int MOST_N, int MOST_XP, int LANES, int EVEN>
 KR_DEV void scan(const pk_ssm &p) {
-  enum { OWN = MOST_N / LANES };
-  KR_SHARED float tiles[2][SHARE * 128];
-  const int e = kr_block_y() * (128 / LANES) + kr_thread() / LANES, part = kr_thread() % LANES * OWN, stores = e < p.E && part == 0, at = e < p.E ? e : 0;
+  enum { OWN = MOST_N / LANES, CHANNELS = 128 / LANES, STAGES = EVEN ? 3 : 2 };
+  KR_SHARED scan_stage<CHANNELS, MOST_XP> stages[STAGES];
+  const int channel = kr_thread() / LANES, e = kr_block_y() * CHANNELS + channel, part = kr_thread() % LANES * OWN, stores = e < p.E && part == 0, at = e < p.E ? e : 0;
   const int64_t first = (int64_t)kr_block_x() * p.T;
   float A[OWN], state[OWN], rank[MOST_RANK];
-  scan_ahead<SHARE> ahead;
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) fetch(p, first, i * STEPS, stages[i]);
 #pragma unroll
   for (int n = 0; n < OWN; n++) A[n] = part + n < p.N ? p.A[(int64_t)at * p.N + part + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
 #pragma unroll
   for (int r = 0; r < MOST_RANK; r++) rank[r] = r < p.R ? p.dt_w[(int64_t)r * p.dt_ld + at] : 0.0f;
   const float bias = p.dt_b[at], skip = p.D[at];
-  read_ahead(p, first, 0, at, ahead);
-  for (int t0 = 0, side = 0; t0 < p.T; t0 += STEPS, side ^= 1) {
-    float u[STEPS], z[STEPS];
-    float *const tile = tiles[side];
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) u[i] = ahead.u[i], z[i] = ahead.z[i];
-#pragma unroll
-    for (int i = 0; i < SHARE; i++) tile[kr_thread() + i * 128] = ahead.dbl[i];
-    kr_sync();
-    if (t0 + STEPS < p.T) read_ahead(p, first, t0 + STEPS, at, ahead);
+  const int Xp = EVEN ? MOST_XP : p.Xp;
+#pragma unroll 1
+  for (int t0 = 0, side = 0; t0 < p.T; t0 += STEPS) {
+    const scan_stage<CHANNELS, MOST_XP> &stage = stages[side];
+    float delta[STEPS];
+    kr_copied<STAGES - 2>();
+    kr_sync(); /* this stage is there, and the one before is free */
+    fetch(p, first, t0 + (STAGES - 1) * STEPS, stages[side == 0 ? STAGES - 1 : side - 1]);
+    side = side + 1 < STAGES ? side + 1 : 0;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-      const float *dbl = tile + i * p.Xp;
-      float delta = bias, y;
-      if (t0 + i >= p.T) break;
+      float sum = bias;
 #pragma unroll
       for (int r = 0; r < MOST_RANK; r++)
-        if (EVEN || r < p.R) delta = kr_fma(dbl[r], rank[r], delta);
-      for (int r = MOST_RANK; !EVEN && r < p.R; r++) delta = kr_fma(dbl[r], p.dt_w[(int64_t)r * p.dt_ld + at], delta);
-      delta = kr_softplus(delta);
-      if (EVEN) y = step_even<OWN>(dbl + MOST_RANK + part, dbl + MOST_RANK + MOST_N + part, delta, delta * u[i], A, state);
-      else y = step_any<OWN>(dbl + p.R, p.N, delta, delta * u[i], A, state);
+        if (EVEN || r < p.R) sum = kr_fma(stage.dbl[i * Xp + r], rank[r], sum);
+      for (int r = MOST_RANK; !EVEN && r < p.R; r++) sum = kr_fma(stage.dbl[i * Xp + r], p.dt_w[(int64_t)r * p.dt_ld + at], sum);
+      delta[i] = kr_select(t0 + i < p.T, kr_softplus(sum), 0.0f); /* steps beyond the last leave the states alone */
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+      const float *dbl = stage.dbl + i * Xp;
+      const float u = stage.u[i * CHANNELS + channel], du = delta[i] * u;
+      float y;
+      if (EVEN) y = step_even<OWN>(dbl + MOST_RANK + part, dbl + MOST_RANK + MOST_N + part, delta[i], du, A, state);
+      else y = step_any<OWN>(dbl + p.R, p.N, delta[i], du, A, state);
 #pragma unroll
       for (int d = 1; d < LANES; d <<= 1) y += kr_shuffle_xor(y, d);
-      if (stores) p.xc[(first + t0 + i) * p.Ep + e] = (y + skip * u[i]) * kr_silu(z[i]);
+      y = kr_fma(skip, u, y) * kr_silu(stage.z[i * CHANNELS + channel]);
+      if (stores && t0 + i < p.T) p.xc[(first + t0 + i) * p.Ep + e] = y;
     }
   }
 }
 
 /* Even: 16 states and a rank of 4, so that a row of dbl has 48 values. */
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even(const pk_ssm p) { scan<16, 3, 1, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even_2(const pk_ssm p) { scan<16, 3, 2, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 9, 1, 0>(p); }
-
-/* ---- GRU and LSTM ------------------------------------------------------------------------------------------------------ */
-
-KR_DEV float hyperbolic(float x) { return kr_select(x > 15.0f, 1.0f, kr_select(x < -15.0f, -1.0f, 1.0f - 2.0f * kr_rcp(1.0f + kr_exp(2.0f * x)))); }
-
-/* The recurrent product of one step: gate j. */
-KR_DEV void recurrent_gate(const pk_recurrence &p, const float *h, int j, float *gates) {
-  float sum = p.bias[j];
-#pragma unroll 4
-  for (int k = 0; k < p.Hp; k++) sum = kr_fma(h[k], p.w[(int64_t)k * p.Np + j], sum);
-  gates[j] = sum;
-}
-
-/* As above for GROUP sequences, with this thread's weights in registers; four sums per sequence. */
-template <int GROUP, int HELD>
-KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], float *gates, int n_gates) {
-  float sums[GROUP][4];
-#pragma unroll
-  for (int q = 0; q < GROUP; q++) sums[q][0] = bias, sums[q][1] = sums[q][2] = sums[q][3] = 0.0f;
-#pragma unroll
-  for (int k = 0; k < HELD; k += 4)
-#pragma unroll
-    for (int q = 0; q < GROUP; q++) {
-      const kr_float4 v = load4(h + q * HELD + k);
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[q][i] = kr_fma(v.v[i], held[k + i], sums[q][i]);
-    }
-#pragma unroll
-  for (int q = 0; q < GROUP; q++) gates[q * n_gates] = (sums[q][0] + sums[q][1]) + (sums[q][2] + sums[q][3]);
-}
-
-/* Unit i of a sequence: in is the input's part of its gates, own the recurrent one. */
-KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H, float *h, float *c) {
-  if (G == 3) {
-    const float r = kr_sigmoid(in[0] + own[0]), z = kr_sigmoid(in[1] + own[H]), n = hyperbolic(in[2] + r * own[2 * H]);
-    *h = n + z * (*h - n);
-  } else {
-    const float input = kr_sigmoid(in[0] + own[0]), forget = kr_sigmoid(in[1] + own[H]), cell = hyperbolic(in[2] + own[2 * H]);
-    *c = forget * *c + input * cell;
-    *h = kr_sigmoid(in[3] + own[3 * H]) * hyperbolic(*c);
-  }
-}
-
-KR_DEV void load_gates(const pk_recurrence &p, int64_t row, int unit, float (&in)[4]) {
-#pragma unroll
-  for (int g = 0; g < 4; g++) in[g] = g < p.G ? p.gates[row * p.G * p.Hp + g * p.Hp + unit] : 0.0f;
-}
-
-/* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads); what the unit
- * reads of the next steps, AHEAD of them, is on its way during this one. Shared: states (GROUP, 64), gates (GROUP, G 64). */
-template <int GROUP>
-KR_DEV void recurrence_64(const pk_recurrence &p) {
-  enum { H = 64, AHEAD = 3 };
-  KR_SHARED float h[GROUP * H];
-  KR_SHARED float gates[GROUP * 4 * H];
-  const int n_gates = p.G * H, gate = kr_thread() < n_gates, q = kr_thread() / H, unit = kr_thread() % H;
-  const int64_t sequence = (int64_t)kr_block_x() * GROUP + q;
-  const int exists = q < GROUP && sequence < p.n_sequences;
-  float held[H], in[AHEAD][4], state = 0.0f, cell = 0.0f;
-#pragma unroll
-  for (int k = 0; k < H; k++) held[k] = gate ? p.w[(int64_t)k * p.Np + kr_thread()] : 0.0f;
-  const float bias = gate ? p.bias[kr_thread()] : 0.0f;
-  if (q < GROUP) h[kr_thread()] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < AHEAD; i++)
-    if (exists) load_gates(p, sequence * p.T + (i < p.T ? i : 0), unit, in[i]);
-  kr_sync();
-  for (int t0 = 0; t0 < p.T; t0 += AHEAD)
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-      const int t = t0 + i;
-      if (t >= p.T) break;
-      if (gate) held_gate<GROUP>(h, bias, held, gates + kr_thread(), n_gates);
-      kr_sync();
-      if (exists) {
-        recurrent_unit(p.G, in[i], gates + q * n_gates + unit, H, &state, &cell);
-        h[kr_thread()] = state;
-        p.out[(sequence * p.T + t) * H + unit] = state;
-        if (t + AHEAD < p.T) load_gates(p, sequence * p.T + t + AHEAD, unit, in[i]);
-      }
-      kr_sync();
-    }
-}
-
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_1(const pk_recurrence p) { recurrence_64<1>(p); }
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_2(const pk_recurrence p) { recurrence_64<2>(p); }
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence_64_4(const pk_recurrence p) { recurrence_64<4>(p); }
-
-/* Any width, one sequence per block. Shared: states and cells (Hp), gates (G Hp). */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_recurrence(const pk_recurrence p) {
-  KR_DYNAMIC_SHARED(shared);
-  float *const h = (float *)shared, *const c = h + p.Hp, *const gates = c + p.Hp;
-  const int64_t first = (int64_t)kr_block_x() * p.T;
-  for (int i = kr_thread(); i < 2 * p.Hp; i += 256) h[i] = 0.0f;
-  kr_sync();
-  for (int t = 0; t < p.T; t++) {
-    for (int j = kr_thread(); j < p.G * p.Hp; j += 256) recurrent_gate(p, h, j, gates);
-    kr_sync();
-    for (int i = kr_thread(); i < p.Hp; i += 256) {
-      float in[4];
-      load_gates(p, first + t, i, in);
-      recurrent_unit(p.G, in, gates + i, p.Hp, &h[i], &c[i]);
-      p.out[(first + t) * p.Hp + i] = h[i];
-    }
-    kr_sync();
-  }
-}
+KR_KERNEL void KR_BOUNDS(128, 7) kr_pk_scan_even(const pk_ssm p) { scan<16, 48, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even_2(const pk_ssm p) { scan<16, 48, 2, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 144, 1, 0>(p); }
 
 /* ---- four values at a time ------------------------------------------------------------------------------------------------ */
 

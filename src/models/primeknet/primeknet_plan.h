@@ -46,7 +46,8 @@ typedef struct pk_product {
   const float *A[KR_PK_SOURCES], *zeros; /* four zeros, read where a source has nothing */
   int64_t lda;                    /* floats between rows */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
-  int32_t frames_are_sequences;   /* a sequence is an (item, frame), not an (item, frequency) */
+  int32_t frames_are_sequences;   /* a sequence is a (window, frame), not a (window, frequency) */
+  kr_divisor window;              /* its rows */
   int32_t F, f_step, f_offset[3]; /* of the sources: frequencies; KR_PK_A_TAPS */
   const float *conv_w, *conv_b; /* KR_PK_A_CONV: (n_convolved, n_taps), (K) */
   int32_t n_convolved, n_taps;

@@ -36,7 +36,7 @@ KR_DEV void load_taps(const pk_product &p, int s, int item, int64_t first_row, i
 }
 
 KR_DEV const float *factors_of(const pk_product &p, uint32_t row, int c) {
-  const uint32_t f = kr_divide(row, p.T), sequence = p.frames_are_sequences ? f / (uint32_t)p.F * p.T.by + (row - f * p.T.by) : f;
+  const uint32_t f = kr_divide(row, p.T), sequence = p.frames_are_sequences ? kr_divide(row, p.window) * p.T.by + (row - f * p.T.by) : f;
   return p.factors + (int64_t)sequence * p.K + c;
 }
 
@@ -62,27 +62,28 @@ enum { TAPS_HELD = 4 };
 
 /* Neighbouring rows share what they read. A tap that reaches before its sequence adds nothing. */
 KR_DEV void load_convolved(const pk_product &p, int64_t first_row, int c, held &h) {
+  const int first = (int)first_row + own_row<KR_PK_A_CONV>(0), rows = (int)p.rows_per_item, lda = (int)p.lda;
   const kr_float4 bias = load4(p.conv_b + c);
-  const int64_t first = first_row + own_row<KR_PK_A_CONV>(0);
   int t[HELD];
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
-    const uint32_t row = clamped_row(p, first, i);
+    const uint32_t row = (uint32_t)(first + i);
     t[i] = (int)(row - kr_divide(row, p.T) * p.T.by);
     h.v[i] = bias;
   }
+#pragma unroll 1
   for (int w0 = 0; w0 < p.n_taps; w0 += TAPS_HELD) {
     float taps[4][TAPS_HELD];
     kr_float4 in[HELD + TAPS_HELD - 1];
 #pragma unroll
+    for (int i = 0; i < HELD + TAPS_HELD - 1; i++) {
+      const int row = first + i + w0 - (p.n_taps - 1);
+      in[i] = load4((uint32_t)row < (uint32_t)rows ? p.A[0] + (int64_t)row * lda + c : p.zeros);
+    }
+#pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int w = 0; w < TAPS_HELD; w++) taps[j][w] = c + j < p.n_convolved && w0 + w < p.n_taps ? p.conv_w[(c + j) * p.n_taps + w0 + w] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < HELD + TAPS_HELD - 1; i++) {
-      const int64_t row = first + i + w0 - (p.n_taps - 1);
-      in[i] = load4(p.A[0] + (row < 0 ? 0 : row < p.rows_per_item ? row : p.rows_per_item - 1) * p.lda + c);
-    }
+      for (int w = 0; w < TAPS_HELD; w++) taps[j][w] = *(c + j < p.n_convolved && w0 + w < p.n_taps ? p.conv_w + (c + j) * p.n_taps + w0 + w : p.zeros);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
 #pragma unroll
@@ -94,8 +95,8 @@ KR_DEV void load_convolved(const pk_product &p, int64_t first_row, int c, held &
 #pragma unroll
   for (int i = 0; i < HELD; i++) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) h.v[i].v[j] = c + j < p.n_convolved ? kr_silu(h.v[i].v[j]) : 0.0f;
-    if (first + i < p.rows_per_item) *(kr_float4 *)(p.made + (first + i) * p.K + c) = h.v[i];
+    for (int j = 0; j < 4; j++) h.v[i].v[j] = kr_select(c + j < p.n_convolved, kr_silu(h.v[i].v[j]), 0.0f);
+    if (first + i < rows) *(kr_float4 *)(p.made + (int64_t)(first + i) * p.K + c) = h.v[i];
   }
 }
 
@@ -204,22 +205,21 @@ template <int KIND>
 KR_DEV void product(const pk_product &p) {
   KR_SHARED tile tiles[2];
   KR_SHARED float totals[2][PARTS * COLUMNS];
-  const int per_panel = (p.Np + COLUMNS - 1) / COLUMNS, first_tile = kr_block_y() * p.tiles_per_block, item = kr_block_z();
+  const int per_panel = (p.Np + COLUMNS - 1) / COLUMNS, item = kr_block_z();
   const int n_chunks = (p.K + WIDTH - 1) / WIDTH * p.n_sources;
   const int64_t first_row = (int64_t)kr_block_x() * ROWS;
   held h;
   factors f;
-  int side = 0;
+  int side = 0, panel = (int)(kr_block_y() * p.tiles_per_block) / per_panel, column0 = ((int)(kr_block_y() * p.tiles_per_block) - panel * per_panel) * COLUMNS;
   load<KIND>(p, 0, item, first_row, 0, h);
   if (KIND == KR_PK_A_NORM) normalise(p, h);
   const spots at = flat_spots<KIND == KR_PK_A_TAPS>(p, item, first_row);
-  for (int i = first_tile; i < first_tile + p.tiles_per_block; i++) {
-    const int panel = i / per_panel, column0 = i % per_panel * COLUMNS;
+  for (int i = 0; i < p.tiles_per_block; i++) {
     sums acc;
     clear(acc);
     for (int chunk = 0, s = 0, c0 = 0; chunk < n_chunks; chunk++) {
       const int width = p.K - c0 < WIDTH ? p.K - c0 : WIDTH, first_k = s * p.K + c0;
-      if (i == first_tile) { /* with more column tiles than one there is one chunk, and it serves them all */
+      if (i == 0) { /* with more column tiles than one there is one chunk, and it serves them all */
         side = chunk & 1;
 #pragma unroll
         for (int r = 0; r < HELD; r++) put4(tiles[side], own_row<KIND>(r), own_column(), h.v[r]);
@@ -235,6 +235,8 @@ KR_DEV void product(const pk_product &p) {
     if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE) store_gated(ending_of(p, panel), at, p.Np, column0, acc);
     else store<KIND == KR_PK_A_ROWS || KIND == KR_PK_A_SCALED>(ending_of(p, panel), at, p.Np, column0, acc);
     if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) measure(p, at, item, kr_block_x(), column0, acc, totals);
+    column0 += COLUMNS;
+    if (column0 >= p.Np) column0 = 0, panel++;
   }
 }
 
@@ -250,18 +252,23 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_taps(const pk_product p)
 /* ---- sources after their 3x3 filters: tiles of SIDE frequencies by SIDE frames; a warp has a frame, a lane two channels -------------- */
 
 KR_DEV void filter_nine(const pk_product &p, int s, int item, int f0, int t, int c, tile &to, int row0) {
-  const int exists = c < p.K;
+  const int64_t step = (int64_t)p.T.by * p.K;
+  const float *taps_at = c < p.K ? p.taps[s] + c : p.zeros;
+  const int per_tap = c < p.K ? p.K : 0;
+  const kr_float2 bias = load2(c < p.K ? p.taps_bias[s] + c : p.zeros);
   kr_float2 sums[SIDE];
 #pragma unroll
-  for (int i = 0; i < SIDE; i++) sums[i] = load2(exists ? p.taps_bias[s] + c : p.zeros);
+  for (int i = 0; i < SIDE; i++) sums[i] = bias;
 #pragma unroll 1
   for (int dt = 0; dt < 3; dt++) {
     const int from_t = t + (dt - (p.causal ? 2 : 1)) * p.dilation;
+    const uint32_t limit = c < p.K && (uint32_t)from_t < p.T.by ? (uint32_t)p.F : 0; /* no frame or channel, no frequencies */
+    const float *x = p.A[s] + (((int64_t)item * p.F + f0 - 1) * p.T.by + from_t) * p.K + c;
     kr_float2 in[SIDE + 2], taps[3];
 #pragma unroll
-    for (int k = 0; k < 3; k++) taps[k] = load2(exists ? p.taps[s] + (dt * 3 + k) * p.K + c : p.zeros);
+    for (int i = 0; i < SIDE + 2; i++, x += step) in[i] = load2((uint32_t)(f0 + i - 1) < limit ? x : p.zeros);
 #pragma unroll
-    for (int i = 0; i < SIDE + 2; i++) in[i] = load2(exists ? source_at(p, s, item, f0 + i - 1, from_t, c) : p.zeros);
+    for (int k = 0; k < 3; k++, taps_at += per_tap) taps[k] = load2(taps_at);
 #pragma unroll
     for (int i = 0; i < SIDE; i++)
 #pragma unroll
