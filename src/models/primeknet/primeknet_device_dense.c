@@ -11,7 +11,7 @@ static void merge_moments(pk_device_session *s, pk_moments *p, int64_t n_tiles, 
   p->partial = s->partial;
   p->scale = scale, p->shift = shift;
   p->n_tiles = (int32_t)n_tiles;
-  pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 256}, p, sizeof *p);
+  pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 512}, p, sizeof *p);
 }
 
 static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t n_tiles) {

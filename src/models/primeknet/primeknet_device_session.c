@@ -10,9 +10,9 @@
 static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single window needs more */
 
 #define PRODUCTS(module)                                                                                                        \
-  {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
+  {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_HELD] = {module, "kr_pk_product_held"}, [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
    [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_CONV] = {module, "kr_pk_product_conv"}, [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}, [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
-static const kr_kernel products[2][7] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
+static const kr_kernel products[2][8] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
 static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
 static pk_timed *timed_of(pk_device_session *s, const char *name) {
@@ -59,7 +59,7 @@ pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kin
 
 /* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
 static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, int64_t row_blocks, int32_t tiles) {
-  if (p->K > KR_PK_COLUMNS || p->n_sources > 1) return 1;
+  if (p->kind != KR_PK_A_NORM && p->kind != KR_PK_A_HELD) return 1;
   int32_t per_block = tiles;
   while (per_block % 2 == 0 && row_blocks * (tiles / per_block) < 4 * (int64_t)kr_cuda_info(s->device->cuda)->n_multiprocessors) per_block /= 2;
   return per_block;

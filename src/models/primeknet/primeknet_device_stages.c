@@ -3,7 +3,7 @@
 
 static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
-static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor = {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor"};
+static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
@@ -75,7 +75,8 @@ static void run_layer(pk_device_session *s, const kr_panels *hidden) {
   const pk_recurrence r = {.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = n_sequences, .T = (int32_t)s->T,
                            .Hp = (int32_t)m->Hp, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
   if (r.Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE) {
-    pk_launch(s, &recurrence_tensor, (kr_grid){.x = blocks_of(n_sequences, 8), .block = 256}, &r, sizeof r);
+    const int many = n_sequences > 2 * most_blocks;
+    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(n_sequences, many ? 8 : 4), .block = 256}, &r, sizeof r);
   } else if (r.Hp == 64) {
     const int log_group = n_sequences <= most_blocks ? 0 : n_sequences <= 2 * most_blocks ? 1 : 2;
     pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(n_sequences, 1 << log_group), .block = 256}, &r, sizeof r);
@@ -88,7 +89,7 @@ static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const f
   const kr_primeknet *m = s->model;
   const int64_t n_gates = (m->config.stage == KR_PK_GRU ? 3 : 4) * m->Hp;
   for (int64_t i = 0; i < m->config.layers; i++) {
-    pk_product in = i ? pk_product_of(s, &net->input[i], KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->gates, n_gates)
+    pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->gates, n_gates)
                       : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
     pk_launch_product(s, &in);
     run_layer(s, &net->hidden[i]);

@@ -3,7 +3,7 @@
  * frequencies of SIDE frames; while it filters, a warp has a frame, a lane two channels. */
 #include "primeknet_tile.cuh"
 
-enum { GATE_PITCH = 80, MOST_TAPS = 32 }; /* floats from row to row, 16 banks apart */
+enum { GATE_PITCH = 80, MOST_TAPS = 32, BATCH = 4 }; /* floats from row to row, 16 banks apart */
 
 typedef struct filtered {
   kr_float2 a[SIDE], b[SIDE];
@@ -24,7 +24,7 @@ typedef struct staged_taps {
 
 KR_DEV void stage_taps(const pk_feed_forward &p, int chunk, int first, staged_taps &to) {
   const int lane = kr_thread() & 31;
-  for (int j = kr_thread() >> 5; j < MOST_TAPS && first + j < p.k[chunk] + SIDE; j += THREADS / 32) to.of[j][lane] = taps_in_memory(p, chunk, first + j, lane * 2);
+  for (int j = kr_thread() >> 5; j < MOST_TAPS && first + j < p.k[chunk] + BATCH; j += THREADS / 32) to.of[j][lane] = taps_in_memory(p, chunk, first + j, lane * 2);
 }
 
 /* For chunks of more taps: all threads come here together. */
@@ -45,27 +45,27 @@ KR_DEV void stage_more(const pk_feed_forward &, int, int, staged_taps &) {}
 KR_DEV kr_float4 taps_at(const pk_feed_forward &p, int chunk, int j, const staged_taps &) { return taps_in_memory(p, chunk, j, (kr_thread() & 31) * 2); }
 #endif
 
-/* Both filters of a chunk at the block's frequencies of one frame. The input moves through a window of registers, of which the upper
- * half is on its way while the lower is used. */
+/* Both filters of a chunk at the block's frequencies of one frame. The input moves through a window of registers: the BATCH values
+ * behind the others are on their way while those are used. */
 KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, staged_taps &staged, filtered &h) {
   const int c = (kr_thread() & 31) * 2, k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2;
   const uint32_t limit = c < p.Cp && t < (int)p.T.by ? (uint32_t)p.F : 0; /* no channel, no frequencies */
   const int64_t width = (int64_t)p.n_chunks * p.Cp, step = p.T.by * width;
   const float *x = p.h + (((int64_t)item * p.F + f0 - before) * p.T.by + t) * width + (int64_t)chunk * p.Cp + c;
   const kr_float2 bias_a = load2(c < p.Cp ? p.taps_bias[chunk] + c : p.zeros), bias_b = load2(c < p.Cp ? p.other_bias[chunk] + c : p.zeros);
-  kr_float2 window[2 * SIDE];
+  kr_float2 window[SIDE + BATCH];
   int f = f0 - before;
 #pragma unroll
   for (int i = 0; i < SIDE; i++) h.a[i] = bias_a, h.b[i] = bias_b;
 #pragma unroll
   for (int i = 0; i < SIDE; i++, f++, x += step) window[i] = load2((uint32_t)f < limit ? x : p.zeros);
 #pragma unroll 1
-  for (int j0 = 0; j0 < k; j0 += SIDE) {
+  for (int j0 = 0; j0 < k; j0 += BATCH) {
     stage_more(p, chunk, j0, staged);
 #pragma unroll
-    for (int i = 0; i < SIDE; i++, f++, x += step) window[SIDE + i] = load2((uint32_t)f < limit ? x : p.zeros);
+    for (int i = 0; i < BATCH; i++, f++, x += step) window[SIDE + i] = load2((uint32_t)f < limit ? x : p.zeros);
 #pragma unroll
-    for (int j = 0; j < SIDE; j++) {
+    for (int j = 0; j < BATCH; j++) {
       const kr_float4 taps = taps_at(p, chunk, j0 + j, staged);
 #pragma unroll
       for (int i = 0; i < SIDE; i++)
@@ -76,7 +76,7 @@ KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, i
         }
     }
 #pragma unroll
-    for (int i = 0; i < SIDE; i++) window[i] = window[SIDE + i];
+    for (int i = 0; i < SIDE; i++) window[i] = window[BATCH + i];
   }
 }
 
@@ -92,6 +92,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
 #pragma unroll 1
   for (int chunk = 0; chunk < p.n_chunks; chunk++) {
     factors f;
+    weights w;
     sums acc;
 #pragma unroll 1
     for (int frame = warp; frame < SIDE; frame += SIDE / FRAMES) {
@@ -103,11 +104,13 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
         *(kr_float2 *)(gates + (i * SIDE + frame) * GATE_PITCH + c) = h.b[i];
       }
     }
+    fetch(panel_rows(p.attn[chunk], p.fragments, 0, p.Np), p.Np, p.Cp, 0, w);
     kr_sync();
     if (chunk + 1 < p.n_chunks) stage_taps(p, chunk + 1, 0, staged);
     clear(acc);
     take(rows, f);
-    multiply(rows, f, panel_rows(p.attn[chunk], p.fragments, 0, p.Np), p.Np, p.Cp, 0, acc);
+    multiply(rows, f, w, acc);
+    fetch(panel_rows(p.w[chunk], p.fragments, 0, p.Np), p.Np, p.Cp, 0, w);
     kr_sync();
     const kr_float4 bias = load4(result_column() < p.Np ? p.attn_bias[chunk] + result_column() : p.zeros);
 #pragma unroll
@@ -120,8 +123,12 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
     }
     kr_sync();
     take(rows, f);
-    multiply(rows, f, panel_rows(p.w[chunk], p.fragments, 0, p.Np), p.Np, p.Cp, 0, total);
+    multiply(rows, f, w, total);
     kr_sync();
   }
-  store<1>(ending{p.out, p.E, p.X, p.beta, p.bias, p.Cp}, square_spots(item, p.F, (int)p.T.by, f0, t0), p.Np, 0, total);
+  const ending end = {p.out, p.E, p.X, p.beta, p.bias, p.zeros, p.Cp};
+  const spots at = square_spots(item, p.F, (int)p.T.by, f0, t0);
+  addends more;
+  fetch(end, at, p.Np, more);
+  store<1>(end, at, p.Np, 0, total, more);
 }

@@ -8,21 +8,30 @@ KR_DEV int64_t thread_index(void) { return (int64_t)kr_block_x() * kr_block_thre
 
 /* ---- instance norm: all tiles of eight channels by one block ------------------------------------------------------------ */
 
-enum { MOMENT_CHANNELS = 8, MOMENT_PARTS = 32 };
+enum { MOMENT_CHANNELS = 8, MOMENT_THREADS = 512, MOMENT_PARTS = MOMENT_THREADS / MOMENT_CHANNELS };
 
-/* The sum of this thread's channel over the block, in an order of its own. */
+KR_DEV double shuffle_xor(double v, int mask) {
+  const uint64_t bits = __builtin_bit_cast(uint64_t, v);
+  const uint32_t low = kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float((uint32_t)bits), mask));
+  const uint32_t high = kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float((uint32_t)(bits >> 32)), mask));
+  return __builtin_bit_cast(double, (uint64_t)high << 32 | low);
+}
+
+/* The sum over the threads of a channel, for all of them; first over the warp's. */
 KR_DEV double sum_parts(double own, double *sums) {
-  sums[kr_thread()] = own;
+#pragma unroll
+  for (int d = MOMENT_CHANNELS; d < 32; d <<= 1) own += shuffle_xor(own, d);
+  if ((kr_thread() & 31) < MOMENT_CHANNELS) sums[kr_thread() / 32 * MOMENT_CHANNELS + (kr_thread() & 31)] = own;
   kr_sync();
   double sum = 0;
 #pragma unroll
-  for (int i = 0; i < MOMENT_PARTS; i++) sum += sums[i * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS];
+  for (int i = 0; i < MOMENT_THREADS / 32; i++) sum += sums[i * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS];
   return sum;
 }
 
 /* Sums of squares around zero, of float32 means in double: what cancels has digits enough. */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_pk_moments(const pk_moments p) {
-  KR_SHARED double sums[3][MOMENT_CHANNELS * MOMENT_PARTS];
+KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
+  KR_SHARED double sums[3][MOMENT_THREADS / 32 * MOMENT_CHANNELS];
   const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(), c = own < p.C ? own : 0;
   double n = 0, sum = 0, squares = 0;
 #pragma unroll 4
@@ -168,7 +177,7 @@ KR_DEV void fetch(const pk_ssm &p, int64_t first, int t0, scan_stage<CHANNELS, M
       kr_copy16(to.z + n * 4, p.xz + row * 2 * p.Ep + p.Ep + e0 + e);
     }
     const int left = (p.T - t0 < STEPS ? p.T - t0 : STEPS) * per_dbl;
-    for (int n = kr_thread(); n < STEPS * per_dbl; n += 128) kr_copy16(to.dbl + n * 4, p.dbl + (first + t0) * p.Xp + (n < left ? n : n % per_dbl) * 4);
+    for (int n = kr_thread(); n < STEPS * per_dbl; n += 128) kr_copy16(to.dbl + n * 4, p.dbl + (first + t0) * p.Xp + (n < left ? n : 0) * 4);
   }
   kr_commit_copies();
 }

@@ -19,6 +19,7 @@ typedef struct pk_affine {
 /* How the product's rows are made. */
 enum {
   KR_PK_A_ROWS,   /* read */
+  KR_PK_A_HELD,   /* read, at most one tile wide: rows are made once for several column tiles; nothing added */
   KR_PK_A_PAIR,   /* read, two columns only */
   KR_PK_A_NORM,   /* read and normalised over the channels */
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */

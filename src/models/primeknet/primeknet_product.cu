@@ -157,7 +157,7 @@ KR_DEV spots flat_spots(const pk_product &p, int item, int64_t first_row) {
 }
 
 KR_DEV ending ending_of(const pk_product &p, int panel) {
-  return ending{p.out + panel * p.out_panel, p.E, p.X, p.beta, p.bias[panel], (int)p.ldo};
+  return ending{p.out + panel * p.out_panel, p.E, p.X, p.beta, p.bias[panel], p.zeros, (int)p.ldo};
 }
 
 /* The sum over the tile's rows of four columns, by way of shared memory. */
@@ -206,41 +206,50 @@ KR_DEV void product(const pk_product &p) {
   KR_SHARED tile tiles[2];
   KR_SHARED float totals[2][PARTS * COLUMNS];
   const int per_panel = (p.Np + COLUMNS - 1) / COLUMNS, item = kr_block_z();
-  const int n_chunks = (p.K + WIDTH - 1) / WIDTH * p.n_sources;
+  const int n_chunks = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD || KIND == KR_PK_A_SCALED ? 1 : (p.K + WIDTH - 1) / WIDTH * p.n_sources;
+  const int n_tiles = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD ? p.tiles_per_block : 1;
   const int64_t first_row = (int64_t)kr_block_x() * ROWS;
+  enum { ADD = KIND == KR_PK_A_ROWS || KIND == KR_PK_A_SCALED };
   held h;
   factors f;
+  weights w;
+  addends more;
   int side = 0, panel = (int)(kr_block_y() * p.tiles_per_block) / per_panel, column0 = ((int)(kr_block_y() * p.tiles_per_block) - panel * per_panel) * COLUMNS;
   load<KIND>(p, 0, item, first_row, 0, h);
-  if (KIND == KR_PK_A_NORM) normalise(p, h);
+  fetch(panel_rows(p.w[panel], p.fragments, 0, p.Np), p.Np, p.K < WIDTH ? p.K : WIDTH, column0, w);
   const spots at = flat_spots<KIND == KR_PK_A_TAPS>(p, item, first_row);
-  for (int i = 0; i < p.tiles_per_block; i++) {
+  if (KIND == KR_PK_A_NORM) normalise(p, h);
+  for (int i = 0; i < n_tiles; i++) {
     sums acc;
     clear(acc);
     for (int chunk = 0, s = 0, c0 = 0; chunk < n_chunks; chunk++) {
-      const int width = p.K - c0 < WIDTH ? p.K - c0 : WIDTH, first_k = s * p.K + c0;
-      if (i == 0) { /* with more column tiles than one there is one chunk, and it serves them all */
+      if (i == 0) { /* with more column tiles than one there is one chunk */
         side = chunk & 1;
 #pragma unroll
         for (int r = 0; r < HELD; r++) put4(tiles[side], own_row<KIND>(r), own_column(), h.v[r]);
+        if (ADD && chunk + 1 == n_chunks) fetch(ending_of(p, panel), at, p.Np, more);
         kr_sync();
         take(tiles[side], f);
       }
       c0 += WIDTH;
       if (c0 >= p.K) c0 = 0, s++;
       if (KIND != KR_PK_A_NORM && KIND != KR_PK_A_CONV && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h);
-      multiply(tiles[side], f, panel_rows(p.w[panel], p.fragments, first_k, p.Np), p.Np, width, column0, acc);
+      multiply(tiles[side], f, w, acc);
       if (KIND == KR_PK_A_CONV && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h); /* its taps need the registers */
+      if (chunk + 1 < n_chunks) fetch(panel_rows(p.w[panel], p.fragments, s * p.K + c0, p.Np), p.Np, p.K - c0 < WIDTH ? p.K - c0 : WIDTH, column0, w);
     }
-    if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE) store_gated(ending_of(p, panel), at, p.Np, column0, acc);
-    else store<KIND == KR_PK_A_ROWS || KIND == KR_PK_A_SCALED>(ending_of(p, panel), at, p.Np, column0, acc);
-    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) measure(p, at, item, kr_block_x(), column0, acc, totals);
+    const int own_panel = panel, own_column0 = column0;
     column0 += COLUMNS;
     if (column0 >= p.Np) column0 = 0, panel++;
+    if (i + 1 < n_tiles) fetch(panel_rows(p.w[panel], p.fragments, 0, p.Np), p.Np, p.K, column0, w);
+    if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE) store_gated(ending_of(p, own_panel), at, p.Np, own_column0, acc);
+    else store<ADD>(ending_of(p, own_panel), at, p.Np, own_column0, acc, more);
+    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) measure(p, at, item, kr_block_x(), own_column0, acc, totals);
   }
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product(const pk_product p) { product<KR_PK_A_ROWS>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_held(const pk_product p) { product<KR_PK_A_HELD>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_norm(const pk_product p) { product<KR_PK_A_NORM>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_conv(const pk_product p) { product<KR_PK_A_CONV>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_scaled(const pk_product p) { product<KR_PK_A_SCALED>(p); }
@@ -291,11 +300,13 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_pk_product_dense(const pk_produ
     factors f;
 #pragma unroll 1
     for (int i = 0; i < FRAMES; i++) filter_nine(p, s, item, f0, t0 + i * (SIDE / FRAMES) + warp, c, tiles[s & 1], i * (SIDE / FRAMES) + warp);
+    weights w;
+    fetch(panel_rows(p.w[0], p.fragments, s * p.K, p.Np), p.Np, p.K, 0, w);
     kr_sync();
     take(tiles[s & 1], f);
-    multiply(tiles[s & 1], f, panel_rows(p.w[0], p.fragments, s * p.K, p.Np), p.Np, p.K, 0, acc);
+    multiply(tiles[s & 1], f, w, acc);
   }
   const spots at = square_spots(item, p.F, (int)p.T.by, f0, t0);
-  store<0>(ending_of(p, 0), at, p.Np, 0, acc);
+  store<0>(ending_of(p, 0), at, p.Np, 0, acc, addends{});
   measure(p, at, item, kr_block_y() * kr_grid_x() + kr_block_x(), 0, acc, totals);
 }

@@ -84,18 +84,25 @@ KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], float b0, float b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kr_float_to_bits(b0)), "r"(kr_float_to_bits(b1)));
 }
 
-/* Adds rows times the panel's columns column0..; w: the panel from the row on that the tile's first column meets. */
-KR_DEV void multiply(const tile &, const factors &f, const float *w, int Np, int K, int column0, sums &s) {
-  const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
-  if (n >= per_row) return;
-  const float *from = w + ((int64_t)n * 32 + (kr_thread() & 31)) * 4;
+/* A panel of weights, from the row on that the tile's first column meets, and of it the columns column0... */
+typedef struct weights {
   kr_float4 b[4];
+} weights;
+
+/* Columns that do not exist are read as others, and their results stored nowhere. */
+KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
+  const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
+  const float *from = w + ((int64_t)(n < per_row ? n : 0) * 32 + (kr_thread() & 31)) * 4;
 #pragma unroll
-  for (int k = 0; k < 4; k++) b[k] = load4(from + (k * 16 < K ? k * per_row * 128 : 0));
+  for (int k = 0; k < 4; k++) to.b[k] = load4(from + (k * 16 < K ? k * per_row * 128 : 0));
+}
+
+/* Adds rows times weights. */
+KR_DEV void multiply(const tile &, const factors &f, const weights &w, sums &s) {
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) mma(s.v[i][0], f.a[i][k], b[k].v[0], b[k].v[1]), mma(s.v[i][1], f.a[i][k], b[k].v[2], b[k].v[3]);
+    for (int i = 0; i < 2; i++) mma(s.v[i][0], f.a[i][k], w.b[k].v[0], w.b[k].v[1]), mma(s.v[i][1], f.a[i][k], w.b[k].v[2], w.b[k].v[3]);
 }
 
 KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) { return w + fragments + (int64_t)k * Np / 2; }
@@ -128,15 +135,24 @@ typedef struct factors {
 
 KR_DEV void take(const tile &, factors &) {}
 
-KR_DEV void multiply(const tile &from, const factors &, const float *w, int Np, int K, int column0, sums &s) {
+/* Only where they are: they are read while they are used. */
+typedef struct weights {
+  const float *at;
+  int Np, K;
+} weights;
+
+KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
   const int column = column0 + result_column();
+  to = weights{w + (column < Np ? column : 0), Np, K};
+}
+
+KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &s) {
   const float *rows = (const float *)from.words + (kr_thread() >> 4) * PITCH;
-  if (column >= Np) return;
 #pragma unroll 1
-  for (int k = 0; k < K; k += 8) {
+  for (int k = 0; k < w.K; k += 8) {
     kr_float4 b[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) b[j] = load4(w + (int64_t)(k + j) * Np + column);
+    for (int j = 0; j < 8; j++) b[j] = load4(w.at + (int64_t)(k + j) * w.Np);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
       const kr_float4 a = load4(rows + i % 8 * 8 * PITCH + k + i / 8 * 4);
@@ -177,6 +193,7 @@ typedef struct ending {
   float *out;
   const float *E, *X, *beta; /* E + ... + beta X; any may be NULL */
   const float *bias;         /* of the panel's first column */
+  const float *zeros;
   int ldo;                   /* of out, E and X */
 } ending;
 
@@ -188,22 +205,42 @@ KR_DEV kr_float4 with_bias(const sums &s, int i, const kr_float4 &bias) {
   return v;
 }
 
-/* Columns column0.. of the panel. ADD: E and beta X are looked for; all reads come before the writes. */
+KR_DEV kr_float4 addend(const ending &e, const spots &at, int i, int column) { return load4(e.E ? e.E + (int64_t)at.row[i] * e.ldo + column : e.zeros); }
+
+/* What is added to the results: E, for panels of one tile. Read early where there are registers for it. */
+#ifdef KR_HALVES
+typedef struct addends {
+  kr_float4 v[RESULTS];
+} addends;
+
+KR_DEV void fetch(const ending &e, const spots &at, int Np, addends &to) {
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++) to.v[i] = addend(e, at, i, result_column() < Np ? result_column() : 0);
+}
+
+KR_DEV kr_float4 fetched(const ending &, const spots &, int i, int, const addends &more) { return more.v[i]; }
+#else
+typedef struct addends {
+} addends;
+
+KR_DEV void fetch(const ending &, const spots &, int, addends &) {}
+KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, const addends &) { return addend(e, at, i, column); }
+#endif
+
+/* Columns column0.. of the panel. ADD: there are addends, and beta X is looked for; all reads come before the writes. */
 template <int ADD>
-KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s) {
+KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
   if (column >= Np) return;
   const kr_float4 bias = load4(e.bias + column);
   kr_float4 v[RESULTS];
 #pragma unroll
-  for (int i = 0; i < RESULTS; i++) v[i] = with_bias(s, i, bias);
-  if (ADD && e.E) {
+  for (int i = 0; i < RESULTS; i++) {
+    v[i] = with_bias(s, i, bias);
+    const kr_float4 own = ADD ? fetched(e, at, i, column, more) : zero4();
 #pragma unroll
-    for (int i = 0; i < RESULTS; i++) {
-      const kr_float4 more = load4(e.E + (int64_t)at.row[i] * e.ldo + column);
-#pragma unroll
-      for (int j = 0; j < 4; j++) v[i].v[j] += more.v[j];
-    }
+    for (int j = 0; j < 4; j++)
+      if (ADD) v[i].v[j] += own.v[j];
   }
   if (ADD && e.X) {
     const kr_float4 beta = load4(e.beta + column);
