@@ -85,7 +85,7 @@ static void check_nvcc(doc *d) {
   int cc = doc_main_cc(d), have = kr_parse_tenths(d->nvcc), build = 0;
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    build |= f->severity == KR_ERROR && (f->rule->stage == KR_STAGE_IMAGE || f->rule->stage == KR_STAGE_SYMBOL) && strcmp(f->rule->id, "K14") != 0;
+    build |= f->severity == KR_ERROR && (f->rule->stage == KR_STAGE_IMAGE || f->rule->stage == KR_STAGE_SYMBOL) && !doc_comes_with_torch(f->package);
   }
   if (!cc || !have || !build || d->log.given) return;
   int need = kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc));
@@ -105,7 +105,9 @@ void doc_diagnose_driver(doc *d) {
   check_machine_driver(d);
   if (d->is_environment && *d->torch_lib && d->torch_is_cpu && !strstr(d->torch, "rocm")) {
     const char *keys[] = {"index", doc_index_for(d, doc_main_cc(d)), NULL};
-    doc_evidence(d, doc_report(d, "D07", NULL, "torch", keys), "%s has no libtorch_cuda.so", d->torch_lib);
+    doc_finding *f = doc_report(d, "D07", NULL, "torch", keys);
+    doc_evidence(d, f, "%s has no libtorch_cuda.so", d->torch_lib);
+    if (f && !d->gpus.n) f->severity = KR_WARN; /* where no GPU is known, it may be what was wanted */
   }
   check_nvcc(d);
 }

@@ -18,7 +18,7 @@ static int picks_kernels(const doc *d, const doc_file *file) {
 
 /* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to blame. */
 static int is_own_extension(const doc_file *file) {
-  return file->is_cuda && !file->is_torch && strncmp(file->package, "nvidia-", 7) != 0 && strcmp(file->package, "torch") != 0 && strcmp(file->package, "triton") != 0;
+  return file->is_cuda && !file->is_torch && !doc_comes_with_torch(file->package);
 }
 
 static int is_set(const char *variable) { return *variable && strcmp(variable, "0") != 0; }
@@ -138,7 +138,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
 static void judge_lost(doc *d, const doc_file *file) {
   shape s = shape_of(file, doc_main_cc(d));
   if (is_set(d->env_force_jit) && !s.highest_ptx) return; /* K10 says it */
-  if (file->n_lost < file->n_judged && file->verdict == KRAIT_VERDICT_NONE) report_partial(d, file);
+  if (file->n_lost < file->n_judged && (file->verdict == KRAIT_VERDICT_NONE || picks_kernels(d, file))) report_partial(d, file);
   else if (file->verdict == KRAIT_VERDICT_JIT_BLOCKED) report_blocked(d, file, &s);
   else if (file->verdict == KRAIT_VERDICT_ZSTD_BLOCKED) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file);
   else report_none(d, file, &s);
@@ -164,6 +164,7 @@ static void judge_running(doc *d, const doc_file *file) {
   if (runs_only_across_tegra(d, file)) doc_report(d, "K16", file, "", keys);
   if (file->verdict != KRAIT_VERDICT_JIT) return;
   doc_finding *f = doc_report(d, "K13", file, "", keys);
+  if (f) f->hidden = doc_comes_with_torch(file->package);
   if (is_set(d->env_no_cache)) doc_evidence(d, f, "CUDA_CACHE_DISABLE is set: it is compiled at every start");
   if (f && is_set(d->env_no_cache)) doc_add_text(d, &f->fixes, "unset CUDA_CACHE_DISABLE");
   if (is_set(d->env_disable_jit)) doc_evidence(d, doc_report(d, "K19", file, "", keys), "it holds %s", doc_print_set(d, file));
@@ -234,6 +235,19 @@ static void blame(doc *d) {
   }
 }
 
+/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same GPUs. */
+static void keep_one_cause(doc *d) {
+  const doc_finding *cause = NULL;
+  for (size_t i = 0; i < d->findings.n && !cause; i++)
+    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) cause = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->findings.n && cause; i++) {
+    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (f == cause || f->severity == KR_INFO || f->rule->stage != KR_STAGE_IMAGE || *f->rule->id != 'K' || !doc_comes_with_torch(f->package)) continue;
+    f->severity = KR_INFO, f->hidden = 1;
+    doc_evidence(d, f, "a consequence of K14: another torch brings others");
+  }
+}
+
 void doc_diagnose_images(doc *d) {
   int any = 0;
   for (size_t i = 0; i < d->files.n; i++) any |= KR_AT(d->files, doc_file, i)->n_judged;
@@ -246,5 +260,6 @@ void doc_diagnose_images(doc *d) {
     if (file->verdict > KRAIT_VERDICT_JIT) judge_lost(d, file);
     else judge_running(d, file);
   }
+  keep_one_cause(d);
   if (doc_main_cc(d)) blame(d);
 }

@@ -110,6 +110,7 @@ struct krait_report {
   int torch_number, torch_abi, torch_is_cpu;
   int python; /* 311; 0 unknown */
   const char *python_source, *prefix;
+  int has_pyvenv;
   int glibc;  /* 236 for 2.36; 0 unknown */
   int machine;
   const char *nvcc, *nvcc_path;
@@ -122,6 +123,7 @@ struct krait_report {
   kr_list system_libraries; /* doc_version: name, path */
   const char *interpreter_rpath, *interpreter_origin;
   kr_list provided;         /* doc_provided */
+  int is_nowhere;     /* nothing was named, and no environment found */
   int is_environment; /* a site-packages was examined */
   kr_list sites;      /* const char * */
   kr_list files;      /* doc_file */
@@ -160,6 +162,7 @@ void doc_read_site(doc *d, const char *site);
 void doc_find_environment(doc *d);
 void doc_read_wheel(doc *d, const char *path);
 void doc_read_folder(doc *d, const char *path);
+int doc_is_library_name(const char *path); /* lib.so, lib.so.12 */
 const char *doc_normalise(doc *d, const char *name, size_t n);
 const doc_package *doc_find_package(const doc *d, const char *name);
 const doc_package *doc_next_package(const doc *d, const char *name, size_t *at);
@@ -188,6 +191,7 @@ int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 /* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
 const char *doc_build_command(doc *d, const char *package);
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */

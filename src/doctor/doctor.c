@@ -5,7 +5,9 @@
 
 #include "alloc.h"
 #include "doc.h"
+#include "report.h"
 #include "status.h"
+#include "zip_file.h"
 
 static int ends_with(const char *text, const char *end) {
   size_t n = strlen(text), m = strlen(end);
@@ -14,17 +16,25 @@ static int ends_with(const char *text, const char *end) {
 
 static int is_pins(const char *path) { return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml"); }
 
+/* A file that was named, and is nothing that can be looked into. */
+static void refuse_other(doc *d, const doc_file *file) {
+  if (!file || file->kind != KRAIT_FILE_OTHER || !file->bytes || d->findings.n) return;
+  doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no library, wheel, archive or GPU code", file->path));
+}
+
 static void read_path(doc *d, const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
   else if (ends_with(path, ".whl") && stat(path, &info) == 0) doc_read_wheel(d, path);
-  else if (!is_pins(path)) doc_inspect_path(d, path);
+  else if (!is_pins(path)) refuse_other(d, doc_inspect_path(d, path));
 }
 
 static void read_inputs(doc *d) {
   const krait_doctor_options *o = &d->options;
   for (uint32_t i = 0; i < o->n_paths; i++) read_path(d, o->paths[i]);
-  if (!o->n_paths && !o->log) doc_find_environment(d);
+  if (o->n_paths || o->log) return;
+  doc_find_environment(d);
+  d->is_nowhere = !d->sites.n;
 }
 
 static void set_torch_option(doc *d) {
@@ -176,22 +186,53 @@ static int32_t list_images(doc *d, krait_scan *scan, kr_text *text) {
   return status;
 }
 
-int32_t krait_doctor_list(const char *path, krait_report **report, const char **out) {
+static int32_t list_source(doc *d, kr_source *source, kr_text *text) {
   krait_scan *scan;
   krait_container container = {.size = sizeof container};
+  int32_t status;
+  KR_TRY(kr_scan_open_source(source, &scan));
+  while ((status = krait_scan_next_container(scan, &container)) == 1) {
+    kr_text_print(text, "container at %llu in %s, %llu bytes%s\n", (unsigned long long)container.offset, container.section, (unsigned long long)container.bytes,
+                  container.relocatable ? ", relocatable" : "");
+    if ((status = list_images(d, scan, text)) < 0) break;
+  }
+  krait_scan_close(&scan);
+  return status;
+}
+
+/* Every library of a wheel under its name. */
+static int32_t list_wheel(doc *d, const char *path, kr_text *text) {
+  kr_zip *zip;
+  int32_t status = KRAIT_OK;
+  KR_TRY(kr_zip_open(path, &zip));
+  for (int64_t i = 0; i < kr_zip_n(zip) && status >= 0 && !kr_arena_failed(d->arena); i++) {
+    kr_zip_member member;
+    kr_source *source;
+    if (kr_zip_member_at(zip, i, &member) < 0 || member.is_folder || !doc_is_library_name(member.name)) continue;
+    if ((status = kr_zip_source_open(zip, i, &source)) < 0) break;
+    kr_text_print(text, "%s\n", doc_printable(d, member.name));
+    if (source->size) status = list_source(d, source, text);
+    kr_zip_source_close(&source);
+  }
+  kr_zip_close(&zip);
+  return status;
+}
+
+static int32_t list_file(doc *d, const char *path, kr_text *text) {
+  kr_source source;
+  KR_TRY(kr_source_open(&source, path));
+  int32_t status = list_source(d, &source, text);
+  kr_source_close(&source);
+  return status;
+}
+
+int32_t krait_doctor_list(const char *path, krait_report **report, const char **out) {
   KR_TRY(open_report(NULL, report));
   doc *d = *report;
   kr_text text = kr_text_begin(d->arena);
-  int32_t status = krait_scan_open(path, &scan);
-  if (status == KRAIT_OK) {
-    while ((status = krait_scan_next_container(scan, &container)) == 1) {
-      kr_text_print(&text, "container at %llu in %s, %llu bytes%s\n", (unsigned long long)container.offset, container.section, (unsigned long long)container.bytes,
-                    container.relocatable ? ", relocatable" : "");
-      if ((status = list_images(d, scan, &text)) < 0) break;
-    }
-    krait_scan_close(&scan);
-  }
+  int32_t status = ends_with(path, ".whl") ? list_wheel(d, path, &text) : list_file(d, path, &text);
   if (status == KRAIT_OK && !text.length) kr_text_print(&text, "no GPU code\n");
+  if (status == KRAIT_OK && kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to list %s", path);
   *out = text.at;
   if (status < 0) krait_report_close(report);
   return status;

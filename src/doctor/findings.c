@@ -97,8 +97,7 @@ static const char *release_for(const doc *d, const char *package, int cc, const 
   return "";
 }
 
-/* Packages that only their publisher builds: another torch brings others. */
-static int is_binary_only(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
+int doc_comes_with_torch(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
 
 /* "" when krait does not replace the package. */
 const char *doc_own_dropin(doc *d, const char *package) {
@@ -107,7 +106,7 @@ const char *doc_own_dropin(doc *d, const char *package) {
 }
 
 static void add_build_fixes(doc *d, doc_finding *f, const char *package, const char *version) {
-  if (is_binary_only(package)) {
+  if (doc_comes_with_torch(package)) {
     doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/%s", doc_index_for(d, doc_main_cc(d))));
     doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s", doc_main_cc(d) && doc_main_cc(d) < 75 ? "; the last that serve this GPU" : ""));
     return;

@@ -143,7 +143,7 @@ void doc_set_unreached_aside(doc *d) {
   for (size_t i = 0, n_followed = 0; i < d->findings.n; i++) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
     const doc_file *file = kr_tables_has_word("K01 K02 K05 K06 K07 K09", f->rule->id) ? file_of(d, f) : NULL;
-    if (!file || file->is_torch || strncmp(file->package, "nvidia-", 7) == 0) continue;
+    if (!file || file->is_torch || doc_comes_with_torch(file->package)) continue;
     if (!n_followed++) follow(&r);
     if (r.is_lost || is_reached(&r, file)) continue;
     f->severity = KR_INFO;

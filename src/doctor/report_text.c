@@ -153,6 +153,12 @@ static void print_finding(printer *p, const doc_finding *f) {
 
 int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
 
+static int holds_code(const doc *d) {
+  for (size_t i = 0; i < d->files.n; i++)
+    if (KR_AT(d->files, doc_file, i)->has_fatbin) return 1;
+  return 0;
+}
+
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   printer p = {.d = d, .out = kr_text_begin(d->arena), .color = color};
   const doc_finding *first = NULL;
@@ -172,8 +178,10 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
+  if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
+  if (d->files.n && !holds_code(d)) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
   if (!doc_main_cc(d) && d->n_pins) wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
-  if (!doc_main_cc(d) && d->files.n) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
+  if (!doc_main_cc(d) && holds_code(d)) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
   kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
   if (first) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");

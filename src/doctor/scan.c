@@ -6,7 +6,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MAX_REGIONS = 64, HEAD_BYTES = 65536, MAX_UNPACK_BYTES = 48 << 20, MAX_WRAPPERS = 4096 };
+enum { MAX_REGIONS = 64, HEAD_BYTES = 65536, MAX_UNPACK_BYTES = 32 << 20, MAX_WRAPPERS = 4096 };
 enum { FIND_BACK_TO_BACK, FIND_SEARCH, FIND_CUBIN };
 
 struct krait_scan {

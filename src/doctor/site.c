@@ -73,7 +73,7 @@ static void add_headers(doc *d, const char *text, const char *key, kr_list *list
 }
 
 /* ---- RECORD ---- */
-static int is_library_name(const char *path) {
+int doc_is_library_name(const char *path) {
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *so = strstr(name, ".so");
   return so && (so[3] == '\0' || so[3] == '.');
 }
@@ -159,7 +159,7 @@ static void read_record(doc *d, const doc_package *p) {
     if (end) *end = '\0';
     size_t n = strlen(line);
     if (n && line[n - 1] == '\r') line[n - 1] = '\0';
-    if (split_record(line, field) && is_library_name(field[0]) && field[0][0] != '/') {
+    if (split_record(line, field) && doc_is_library_name(field[0]) && field[0][0] != '/') {
       const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
       if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name}, p, "RECORD names it, and it is not there");
       doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
@@ -262,7 +262,7 @@ static void walk_libraries(doc *d, const char *folder, int depth) {
     const char *path = kr_arena_print(d->arena, "%s/%s", folder, entry->d_name);
     if (lstat(path, &info) != 0) continue;
     if (S_ISDIR(info.st_mode) && depth < MAX_DEPTH) walk_libraries(d, path, depth + 1);
-    if (S_ISREG(info.st_mode) && is_library_name(entry->d_name)) inspect_once(d, path, NULL);
+    if (S_ISREG(info.st_mode) && doc_is_library_name(entry->d_name)) inspect_once(d, path, NULL);
   }
   closedir(dir);
 }
@@ -313,6 +313,29 @@ static int is_site(doc *d, const char *path) {
   return found;
 }
 
+/* "key = value" of pyvenv.cfg; "" without it. */
+static const char *setting(doc *d, const char *text, const char *key) {
+  size_t n = strlen(key);
+  for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+    if (strncmp(line, key, n) != 0 || (line[n] != ' ' && line[n] != '=')) continue;
+    const char *value = line + n + strspn(line + n, " =");
+    return kr_arena_copy(d->arena, value, strcspn(value, "\r\n"));
+  }
+  return "";
+}
+
+static int read_prefix(doc *d, const char *prefix);
+
+/* What a virtual environment takes from the interpreter below it: its version, and its packages if it says so. */
+static void read_base(doc *d, const char *prefix) {
+  const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/pyvenv.cfg", prefix), 65536), *home = setting(d, text, "home"), *slash = strrchr(home, '/');
+  const char *version = setting(d, text, "version");
+  if (!*version) version = setting(d, text, "version_info");
+  if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->has_pyvenv) d->python = 300 + atoi(version + 2), d->python_source = "pyvenv.cfg";
+  if (text && d->has_pyvenv++) return; /* one level: a base is no virtual environment */
+  if (strncasecmp(setting(d, text, "include-system-site-packages"), "true", 4) == 0 && slash) read_prefix(d, doc_path(d, kr_arena_copy(d->arena, home, (size_t)(slash - home))));
+}
+
 /* lib/python3.*'s site-packages of an environment; 1 when there was one. */
 static int read_prefix(doc *d, const char *prefix) {
   const char *lib = kr_arena_print(d->arena, "%s/lib", prefix);
@@ -331,7 +354,18 @@ static int read_prefix(doc *d, const char *prefix) {
     }
   }
   closedir(dir);
+  if (found) read_base(d, prefix);
   return found;
+}
+
+/* A project's folder: the environment inside, by its usual names. */
+static int read_project(doc *d, const char *folder) {
+  static const char *const names[] = {".venv", "venv", "env"};
+  for (int i = 0; i < 3; i++) {
+    const char *inside = kr_arena_print(d->arena, "%s/%s", folder, names[i]);
+    if (access(kr_arena_print(d->arena, "%s/pyvenv.cfg", inside), F_OK) == 0 && read_prefix(d, inside)) return 1;
+  }
+  return 0;
 }
 
 void doc_read_folder(doc *d, const char *path) {
@@ -339,7 +373,7 @@ void doc_read_folder(doc *d, const char *path) {
   while (n > 1 && path[n - 1] == '/') n--;
   const char *folder = kr_arena_copy(d->arena, path, n);
   if (is_site(d, folder)) doc_read_site(d, folder);
-  else if (!read_prefix(d, folder)) walk_libraries(d, folder, 0);
+  else if (!read_prefix(d, folder) && !read_project(d, folder)) walk_libraries(d, folder, 0);
 }
 
 static const char *python_prefix_on_path(doc *d) {
@@ -428,7 +462,7 @@ void doc_read_wheel(doc *d, const char *path) {
       report_member(d, path);
       continue;
     }
-    if (!is_library_name(member.name) || member.is_folder) continue;
+    if (!doc_is_library_name(member.name) || member.is_folder) continue;
     if (kr_zip_source_open(zip, i, &source) < 0) {
       report_member(d, path);
       continue;

@@ -53,8 +53,21 @@ def libraries_that_pick_kernels_by_gpu_are_no_fault(doctor, folder):
 def packages_that_nobody_builds_are_not_to_be_built(doctor, folder):
     t = Tree(folder)
     t.package("nvidia-cublas", "13.1.0", {"nvidia/cu13/lib/libcublas.so.13": elf(fatbin=container(75, 80))}, tag="py3-none-manylinux_2_27_x86_64")
-    fixes = doctor(t.site, "--root", t.root, "--gpu", "6.1").find("K01")["fix"]
+    fixes = doctor(t.site, "--root", t.root, "--gpu", "6.1", "--all").find("K01")["fix"]
     assert "whl/cu126" in fixes[0] and not any("no-binary" in f for f in fixes), fixes
+
+
+def one_cause_is_one_problem(doctor, folder):
+    t = Tree(folder)
+    for name in ("cublas", "cusolver"):
+        t.package(f"nvidia-{name}", "13.1.0", {f"nvidia/cu13/lib/lib{name}.so.13": elf(fatbin=container(75, 80))}, tag="py3-none-manylinux_2_27_x86_64")
+    t.machine("usr/local/cuda/version.json", '{"cuda" : {"name" : "CUDA SDK", "version" : "13.0.0"}}')
+    t.machine("usr/local/cuda/bin/nvcc", "")
+    assert doctor(t.site, "--root", t.root, "--gpu", "6.1").ids() == ["K14"]
+    assert doctor.run(t.site, "--root", t.root, "--gpu", "6.1", "--fix-plan").stdout.decode().count("\n") == 2
+    assert sorted(doctor(t.site, "--root", t.root, "--gpu", "6.1", "--all").ids()) == ["K01", "K01", "K14"]
+    t.extension(name="causal-conv1d", version="1.5.2")  # what torch does not bring is a trouble of its own
+    assert doctor(t.site, "--root", t.root, "--gpu", "6.1").ids() == ["K01", "B06", "K14", "B02"]
 
 
 def only_torchs_main_library_speaks_for_torch(doctor, folder):
@@ -274,6 +287,47 @@ def list_shows_images_and_kernels(doctor, folder):
     fixtures = ROOT / "tests/golden/doctor"
     plain, zstd, lz4 = (doctor.run("--list", fixtures / f"{n}.fatbin").stdout.decode().split() for n in ("plain", "zstd", "lz4"))
     assert plain.count("axpy(float,") == 4 and zstd.count("axpy(float,") == 4 and lz4.count("lz4") == 4 and zstd.count("zstd") == 4
+
+
+def list_walks_a_wheel(doctor, folder):
+    w = wheel(folder / "flash_attn-2.7.4-cp311-cp311-linux_x86_64.whl", {f"x.{PY}.so": elf(fatbin=container(80)), "y.so": elf(), "z.txt": b"1"})
+    out = doctor.run("--list", w).stdout.decode()
+    assert out.splitlines()[0] == f"x.{PY}.so" and "cubin sm_80" in out and "y.so" in out and "z.txt" not in out
+    w.write_bytes(w.read_bytes()[:200])
+    assert doctor.run("--list", w).returncode == 3 and doctor.run("--list", "/nonexistent").returncode == 3
+
+
+def what_was_looked_at_is_told(doctor, folder):
+    (folder / "notes.bin").write_text("hello\n")
+    assert doctor(folder / "notes.bin", "--gpu", "8.0", "--root", folder)["exit"] == 3
+    assert "is no library, wheel" in " ".join(doctor.text(folder / "notes.bin", "--gpu", "8.0", "--root", folder).split())
+    (folder / "plain").mkdir()
+    (folder / "plain/a.so").write_bytes(elf())
+    assert "1 file looked into: no GPU code." in doctor.text(folder / "plain", "--gpu", "8.0", "--root", folder)
+    assert "No Python environment found" in doctor.text("--root", folder, "--gpu", "8.0")
+    assert doctor.run("--explain", "k01").stdout.startswith(b"K01 ")
+
+
+def environments_are_found_and_joined(doctor, folder):
+    t = Tree(folder / "a")
+    t.extension()
+    (t.dir / "env/pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.7\n")
+    whole = doctor(t.dir, "--root", t.root, "--gpu", "12.0")  # a project's folder: the environment inside
+    assert whole["target"]["torch"]["version"] == "2.9.1+cu128" and whole.ids() == ["K01"]
+    assert doctor("--root", t.root, "--gpu", "12.0", env={"VIRTUAL_ENV": str(t.dir / "env")}).ids() == ["K01"]
+    assert doctor("--root", t.root, "--gpu", "12.0", env={"CONDA_PREFIX": str(t.dir / "env")}).ids() == ["K01"]
+    below = t.root / "usr/lib/python3.11/site-packages"
+    t.package("mamba-ssm", "2.2.2", {f"selective_scan_cuda.{PY}.so": elf(needed=["libc10.so"], fatbin=container(80))}, site=below)
+    assert doctor(t.dir, "--root", t.root, "--gpu", "12.0").ids() == ["K01"]
+    (t.dir / "env/pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\nversion = 3.12.1\n")
+    joined = doctor(t.dir, "--root", t.root, "--gpu", "12.0")
+    assert joined.ids().count("K01") == 2 and joined["target"]["python"] == "3.12" and "S04" in joined.ids()
+
+
+def a_cpu_torch_is_no_error_where_no_gpu_is(doctor, folder):
+    t = Tree(folder, torch="2.9.1+cpu", cuda=None, torch_cuda=False, driver=None)
+    assert doctor(t.site, "--root", t.root).find("D07")["severity"] == "warn" and doctor(t.site, "--root", t.root)["exit"] == 0
+    assert doctor(t.site, "--root", t.root, "--gpu", "8.0").find("D07")["severity"] == "error"
 
 
 def archives_are_walked(doctor, folder):
