@@ -53,7 +53,7 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo) {
   const kr_primeknet *m = s->model;
   return (pk_product){.rows_per_item = s->n_items * pk_rows(s, m->config.F2), .n_items = 1, .kind = kind, .T = kr_divisor_of(s->T), .K = (int32_t)K, .n_channels = (int32_t)m->config.C,
-                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .A = {A}, .zeros = s->zeros, .lda = lda,
+                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .silu_from = (int32_t)pk_panel_columns(w), .A = {A}, .zeros = s->zeros, .lda = lda,
                       .F = (int32_t)m->config.F2, .w = {pk_weight(s, w->data)}, .bias = {pk_weight(s, w->bias)}, .fragments = pk_panel_fragments(w), .out = out, .ldo = ldo};
 }
 

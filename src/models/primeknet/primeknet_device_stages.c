@@ -55,6 +55,7 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
   pk_product in = pk_product_of(s, &net->in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->xz, 2 * m->Ep);
+  in.silu_from = (int32_t)m->Ep;
   pk_launch_product(s, &in);
   pk_product x_proj = pk_product_of(s, &net->x_proj, KR_PK_A_CONV, s->xz, 2 * m->Ep, m->Ep, s->dbl, m->Xp);
   x_proj.conv_w = pk_weight(s, net->conv_w), x_proj.conv_b = pk_weight(s, net->conv_b);

@@ -126,7 +126,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
     multiply(rows, f, w, total);
     kr_sync();
   }
-  const ending end = {p.out, p.E, p.X, p.beta, p.bias, p.zeros, p.Cp};
+  const ending end = {p.out, p.E, p.X, p.beta, p.bias, p.zeros, p.Cp, p.Np};
   const spots at = square_spots(item, p.F, (int)p.T.by, f0, t0);
   addends more;
   fetch(end, at, p.Np, more);

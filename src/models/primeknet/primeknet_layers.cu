@@ -224,7 +224,7 @@ KR_DEV void scan(const pk_ssm &p) {
       else y = step_any<OWN>(dbl + p.R, p.N, delta[i], du, A, state);
 #pragma unroll
       for (int d = 1; d < LANES; d <<= 1) y += kr_shuffle_xor(y, d);
-      y = kr_fma(skip, u, y) * kr_silu(stage.z[i * CHANNELS + channel]);
+      y = kr_fma(skip, u, y) * stage.z[i * CHANNELS + channel];
       if (stores && t0 + i < p.T) p.xc[(first + t0 + i) * p.Ep + e] = y;
     }
   }

@@ -44,6 +44,7 @@ typedef struct pk_product {
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
   int32_t tiles_per_block;        /* column tiles that a block makes of its rows; above 1 only where K is one tile */
   int32_t Np;                     /* columns of a panel as packed */
+  int32_t silu_from;              /* KR_PK_SET: columns from here on go through silu; Np: none */
   const float *A[KR_PK_SOURCES], *zeros; /* four zeros, read where a source has nothing */
   int64_t lda;                    /* floats between rows */
   const float *factors;           /* KR_PK_A_SCALED: (sequences, K) */
@@ -109,7 +110,8 @@ typedef struct pk_pool {
 
 /* The middle of a Mamba layer; rows of sequences of T frames. */
 typedef struct pk_ssm {
-  const float *xz, *dt_w, *dt_b, *A, *D, *dbl;
+  const float *xz; /* the gate has had its silu */
+  const float *dt_w, *dt_b, *A, *D, *dbl;
   float *xc; /* the convolution's output, and the scan's */
   int64_t n_sequences;
   int32_t T, E, Ep, R, N, Xp, dt_ld;

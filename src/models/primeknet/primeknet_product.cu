@@ -157,7 +157,7 @@ KR_DEV spots flat_spots(const pk_product &p, int item, int64_t first_row) {
 }
 
 KR_DEV ending ending_of(const pk_product &p, int panel) {
-  return ending{p.out + panel * p.out_panel, p.E, p.X, p.beta, p.bias[panel], p.zeros, (int)p.ldo};
+  return ending{p.out + panel * p.out_panel, p.E, p.X, p.beta, p.bias[panel], p.zeros, (int)p.ldo, p.silu_from};
 }
 
 /* The sum over the tile's rows of four columns, by way of shared memory. */

@@ -195,6 +195,7 @@ typedef struct ending {
   const float *bias;         /* of the panel's first column */
   const float *zeros;
   int ldo;                   /* of out, E and X */
+  int silu_from;             /* without addends: columns from here on go through silu */
 } ending;
 
 /* Four columns of a row plus their bias. */
@@ -241,6 +242,12 @@ KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const s
 #pragma unroll
     for (int j = 0; j < 4; j++)
       if (ADD) v[i].v[j] += own.v[j];
+  }
+  if (!ADD && column >= e.silu_from) {
+#pragma unroll
+    for (int i = 0; i < RESULTS; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].v[j] = kr_silu(v[i].v[j]);
   }
   if (ADD && e.X) {
     const kr_float4 beta = load4(e.beta + column);
