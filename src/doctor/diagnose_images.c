@@ -242,24 +242,46 @@ static void keep_one_cause(doc *d) {
     if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) cause = KR_AT(d->findings, doc_finding, i);
   for (size_t i = 0; i < d->findings.n && cause; i++) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (f == cause || f->severity == KR_INFO || f->rule->stage != KR_STAGE_IMAGE || *f->rule->id != 'K' || !doc_comes_with_torch(f->package)) continue;
+    if (f->rule == cause->rule || f->severity == KR_INFO || f->rule->stage != KR_STAGE_IMAGE || *f->rule->id != 'K' || !doc_comes_with_torch(f->package)) continue;
     f->severity = KR_INFO, f->hidden = 1;
     doc_evidence(d, f, "a consequence of K14: another torch brings others");
   }
 }
 
-void doc_diagnose_images(doc *d) {
-  int any = 0;
-  for (size_t i = 0; i < d->files.n; i++) any |= KR_AT(d->files, doc_file, i)->n_judged;
-  if (any && is_set(d->env_force_jit)) doc_report(d, "K10", NULL, "", NULL);
+static void judge_device(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
-    judge_labels(d, file);
-    judge_empty(d, file);
-    if (!doc_main_cc(d) || !file->n_judged) continue;
+    if (!file->n_judged) continue;
     if (file->verdict > KRAIT_VERDICT_JIT) judge_lost(d, file);
     else judge_running(d, file);
   }
+  blame(d);
+}
+
+static int is_first_of_its_kind(const doc *d, size_t i) {
+  const int cc = KR_AT(d->gpus, doc_gpu, i)->cc;
+  for (size_t k = 0; k < i; k++)
+    if (KR_AT(d->gpus, doc_gpu, k)->cc == cc) return 0;
+  return cc != 0;
+}
+
+/* Each kind of device by itself; afterwards every file has the verdict of the worst again. */
+void doc_diagnose_images(doc *d) {
+  int any = 0;
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    any |= file->n_judged;
+    judge_labels(d, file);
+    judge_empty(d, file);
+  }
+  if (any && is_set(d->env_force_jit)) doc_report(d, "K10", NULL, "", NULL);
+  for (size_t i = 0; i < d->gpus.n; i++) {
+    if (!is_first_of_its_kind(d, i)) continue;
+    d->judged_cc = KR_AT(d->gpus, doc_gpu, i)->cc;
+    doc_judge_for(d, d->judged_cc);
+    judge_device(d);
+  }
+  d->judged_cc = 0;
+  doc_judge_all(d);
   keep_one_cause(d);
-  if (doc_main_cc(d)) blame(d);
 }

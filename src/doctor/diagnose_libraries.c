@@ -46,6 +46,10 @@ static void add_nearby(doc *d, doc_finding *f, const char *name) {
   }
 }
 
+const char *doc_major_of(doc *d, const kr_row *soname) {
+  return soname && *soname->column[1] != '0' ? kr_arena_print(d->arena, " (CUDA %s)", soname->column[1]) : "";
+}
+
 static void check_needed(doc *d, const doc_file *file) {
   int n_torch = 0, n_other = 0;
   for (size_t i = 0; i < file->needed.n; i++) {
@@ -59,8 +63,8 @@ static void check_needed(doc *d, const doc_file *file) {
     if (loaded_with_torch(d, name)) continue;
     if (!row && !file->is_cuda) continue;
     n_other++;
-    const char *n = row && *row->column[1] != '0' ? row->column[1] : "unknown";
-    const char *keys[] = {"lib", name, "n", n, "package", row ? row->column[2] : name, NULL};
+    const char *package = row ? row->column[2] : kr_arena_print(d->arena, "the package that brings %s", name);
+    const char *keys[] = {"lib", name, "of", doc_major_of(d, row), "package", package, NULL};
     doc_finding *f = doc_report(d, "L01", file, "", keys);
     doc_evidence(d, f, "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch", name);
     add_nearby(d, f, name);

@@ -40,29 +40,11 @@ static int already_found(const doc *d, const char *ids) {
   return 0;
 }
 
-/* The package whose own name or module a text holds; "" when there is none. */
-static const char *package_in(const doc *d, const char *text) {
-  const kr_row *row;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
-    if (strstr(text, row->column[0])) return row->column[0];
-    for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
-      char word[64];
-      size_t n = strcspn(p, " ");
-      if (n < sizeof word) {
-        memcpy(word, p, n);
-        word[n] = '\0';
-        if (strstr(text, word)) return row->column[0];
-      }
-      p += n;
-    }
-  }
-  return "";
-}
-
-/* The package that a hit is about: of its own line, of the library that the text names last, else the last name in it. */
+/* The package that a hit is about: of its own line, the one named last before it, else of the library that the text names last. */
 static const char *package_of(const doc *d, const doc_hit *hit) {
-  const char *package = package_in(d, hit->line);
-  for (size_t i = d->log.files.n; i-- > 0 && !*package;) package = package_in(d, DOC_TEXT(d->log.files, i));
+  const char *package = doc_package_in(d, hit->line);
+  if (!*package) package = hit->near;
+  for (size_t i = d->log.files.n; i-- > 0 && !*package;) package = doc_package_in(d, DOC_TEXT(d->log.files, i));
   return *package || !d->log.names.n ? package : DOC_TEXT(d->log.names, d->log.names.n - 1);
 }
 
@@ -70,6 +52,12 @@ static const char *library_of_log(const doc *d) {
   const char *path = d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "";
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
+}
+
+/* The text may name a library that has nothing to do with the hit: without code for a GPU is what the bytes say, so there its own line must name it. */
+static int is_about_library(const doc *d, const doc_hit *hit) {
+  const char *name = library_of_log(d);
+  return *name && (strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY);
 }
 
 static int is_torch_symbol(const char *symbol) {
@@ -117,8 +105,8 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys) {
   const kr_row *row = kr_tables_find(d->tables, "soname", lib);
   if (is(hit, "L01")) {
     if (strncmp(lib, "libc10", 6) == 0 || strncmp(lib, "libtorch", 8) == 0 || strncmp(lib, "libcuda.so", 10) == 0) return 0;
-    put(keys, "n", row && *row->column[1] != '0' ? row->column[1] : "unknown");
-    put(keys, "package", row ? row->column[2] : lib);
+    put(keys, "of", doc_major_of(d, row));
+    put(keys, "package", row ? row->column[2] : kr_arena_print(d->arena, "the package that brings %s", lib));
   }
   if (is(hit, "L07")) { /* L03 and L04 have their own texts */
     const char *need = taken(hit, "need"), *slash = strrchr(lib, '/');
@@ -161,16 +149,17 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
   f->confidence = hit->rule->log_confidence;
   if (f->severity == KR_ERROR && f->confidence != 'C' && f->confidence != 'H') f->severity = KR_WARN;
   doc_evidence(d, f, "the log: %.300s", hit->line);
-  if (d->log.last_frame && hit->rule->stage == KR_STAGE_IMAGE) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
+  if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
   if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(hit->rule->stage));
 }
 
-/* B04 is about packages that set their own targets; one finding for each that the text names. */
+/* B04 is about packages that set their own targets; one finding for each that the line names, or the whole text when the line names none. */
 static void report_arch_list(doc *d, const doc_hit *hit) {
+  int is_here = *doc_package_in(d, hit->line) != '\0';
   for (size_t i = 0; i < d->log.names.n; i++) {
     const kr_row *row = kr_tables_find(d->tables, "package", DOC_TEXT(d->log.names, i));
     hit_keys keys = {.n = 0};
-    if (row && strcmp(row->column[4], "no") == 0) report_hit(d, hit, &keys, row->column[0]);
+    if (row && strcmp(row->column[4], "no") == 0 && (!is_here || doc_is_named(row, hit->line))) report_hit(d, hit, &keys, row->column[0]);
   }
 }
 
@@ -180,7 +169,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
       {"L01", "L01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
       {"K12", "K12"}, {"S06", "S06"}, {"D09", "D09"}};
   hit_keys keys = {.n = 0};
-  const char *package = package_of(d, hit);
+  const char *package = kr_tables_has_word("K14 K15 D07", hit->rule->id) ? "torch" : package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)
     if (is(hit, explained[i].id) && already_found(d, explained[i].by)) return;
   if (is(hit, "B04")) {
@@ -189,7 +178,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
   }
   if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys) || !fill_image(d, hit, &keys)) return;
   for (size_t i = 0; i + 1 < hit->keys.n; i += 2) put(&keys, DOC_TEXT(hit->keys, i), DOC_TEXT(hit->keys, i + 1));
-  if (*library_of_log(d)) put(&keys, "ext", library_of_log(d)), put(&keys, "file", library_of_log(d));
+  if (is_about_library(d, hit)) put(&keys, "ext", library_of_log(d)), put(&keys, "file", library_of_log(d));
   report_hit(d, hit, &keys, package);
 }
 

@@ -82,7 +82,8 @@ typedef struct doc_finding {
 typedef struct doc_hit { /* a diagnosis that the log's text suggests */
   const kr_rule *rule;
   const char *line;
-  kr_list keys; /* const char *: pairs name, value */
+  const char *near; /* the package named last before it; "" */
+  kr_list keys;     /* const char *: pairs name, value */
 } doc_hit;
 
 typedef struct doc_log {
@@ -95,6 +96,7 @@ typedef struct doc_log {
   const char *symbol;  /* the last undefined symbol; "" */
   const char *last_frame, *first_error, *last_exception;
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
+  const char *near;    /* while lines are read: the package named last */
 } doc_log;
 
 struct krait_report {
@@ -104,6 +106,7 @@ struct krait_report {
   const char *root;
   /* Facts; source says where each came from. */
   kr_list gpus; /* doc_gpu */
+  int judged_cc; /* while its files are judged: this device's; 0: not now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
   int driver_number, driver_cuda; /* as krait_target */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
@@ -125,6 +128,7 @@ struct krait_report {
   kr_list provided;         /* doc_provided */
   int is_nowhere;     /* nothing was named, and no environment found */
   int is_environment; /* a site-packages was examined */
+  const char *owner, *owner_version; /* while a package's files are looked into: the package; "" otherwise */
   kr_list sites;      /* const char * */
   kr_list files;      /* doc_file */
   kr_list packages;   /* doc_package */
@@ -144,7 +148,8 @@ int doc_has_text(const kr_list *list, const char *text);
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
-void doc_judge_all(doc *d);                                       /* verdicts, once the target is known */
+void doc_judge_all(doc *d);                                       /* verdicts, once the target is known: for the device that a file serves worst */
+void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
 const char *doc_print_container(doc *d, const doc_container *container);
 
@@ -187,22 +192,26 @@ void doc_set_unreached_aside(doc *d);
 void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
+int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
+const char *doc_package_in(const doc *d, const char *text);    /* the package of the tables that a text names; "" */
 
 /* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
 const char *doc_build_command(doc *d, const char *package);
+const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
 void doc_rank(doc *d);
-int doc_main_cc(const doc *d); /* the worst or only device; 0 unknown */
+int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unknown */
 
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);
+const char *doc_major_of(doc *d, const kr_row *soname); /* " (CUDA 12)"; "" when its name does not tell */
 void doc_diagnose_driver(doc *d);
 void doc_diagnose_log(doc *d);
 void doc_read_pins(doc *d, const char *path);

@@ -137,13 +137,18 @@ static void gpus_from_smi(doc *d) {
   }
 }
 
-/* Calls fn with each entry's path of a folder. */
+static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+/* Calls fn with each entry's path of a folder, by name. */
 static void each_entry(doc *d, const char *folder, void (*fn)(doc *d, const char *path)) {
+  kr_list paths = KR_LIST(const char *);
   DIR *dir = opendir(doc_path(d, folder));
   if (!dir) return;
   for (struct dirent *entry; (entry = readdir(dir));)
-    if (entry->d_name[0] != '.') fn(d, kr_arena_print(d->arena, "%s/%s", folder, entry->d_name));
+    if (entry->d_name[0] != '.') doc_add_text(d, &paths, kr_arena_print(d->arena, "%s/%s", folder, entry->d_name));
   closedir(dir);
+  if (paths.n) qsort(paths.at, paths.n, sizeof(const char *), compare_names);
+  for (size_t i = 0; i < paths.n; i++) fn(d, DOC_TEXT(paths, i));
 }
 
 static void gpu_from_proc(doc *d, const char *path) {

@@ -14,7 +14,7 @@ static const char *fallback(doc *d, const char *key) {
       {"cuda", "another version"}, {"driver", "here"}, {"kernel", "one version"}, {"user", "another"}, {"where", "see the evidence"},
       {"built", "another one"}, {"machine", "another one"}, {"tag", "the wheel"}, {"best", "for this Python"}, {"other", "3"}, {"branch", "580"},
       {"older", "cu118"}, {"older_cuda", "an older one"}, {"ext_abi", "other"}, {"torch_abi", "other"}, {"TRUE", "TRUE or FALSE, as torch has it"},
-      {"want", "another version"}, {"family", "FAMILY"}, {"ptx", "newer"}, {"ptx_most", "less"}, {"left", "LEFT-OVER"}, {"symbol", "see the log"}, {"what", "a search path"}, {"fixed", "install the version that it asks for"}};
+      {"want", "another version"}, {"family", "FAMILY"}, {"ptx", "newer"}, {"ptx_most", "less"}, {"left", "LEFT-OVER"}, {"symbol", "see the log"}, {"what", "a search path"}, {"fixed", "install the version that it asks for"}, {"of", ""}};
   if (strcmp(key, "build") == 0) return doc_build_command(d, "");
   if (strcmp(key, "index") == 0) return doc_index_for(d, doc_main_cc(d));
   if (strcmp(key, "cc") == 0 && doc_main_cc(d)) return kr_print_cc(d->arena, doc_main_cc(d));
@@ -84,17 +84,35 @@ const char *doc_build_command(doc *d, const char *package) {
   return kr_arena_print(d->arena, "%s pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall --no-binary %s %s", variables, package, package);
 }
 
-/* The oldest release in the tables whose wheels serve this device and this torch; "" when there is none. */
-static const char *release_for(const doc *d, const char *package, int cc, const char *than) {
-  const kr_row *row;
+const char *doc_no_build(doc *d, const char *package) {
+  const kr_row *row = package_row(d, package);
+  int cc = doc_main_cc(d);
+  if (!cc || build_target(row, cc)) return "";
+  return kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package, kr_print_cc(d->arena, cc), row->column[6]);
+}
+
+static int serves(const doc *d, const kr_row *row, int cc) {
+  int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]), covered = !cc;
+  if (d->torch_number && (d->torch_number < first || (last && d->torch_number > last))) return 0;
+  for (const char *p = row->column[4]; *p; p += strcspn(p, " "), p += strspn(p, " ")) covered |= atoi(p) / 10 == cc / 10 && atoi(p) <= cc;
+  return covered;
+}
+
+/* The releases newer than this one whose wheels serve the device and the torch, as pip names them: from the oldest, and up to the newest if later
+ * ones no longer do. "" when there are none, or nothing is known that could choose. */
+static const char *releases_for(doc *d, const char *package, int cc, const char *than) {
+  const kr_row *row, *first = NULL, *last = NULL;
+  int is_newest = 0;
+  if (!cc && !d->torch_number) return "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
     if (strcmp(row->column[0], package) != 0 || kr_compare_versions(row->column[1], than) <= 0) continue;
-    int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]), covered = 0;
-    if (d->torch_number && (d->torch_number < first || (last && d->torch_number > last))) continue;
-    for (const char *p = row->column[4]; *p; p += strcspn(p, " "), p += strspn(p, " ")) covered |= atoi(p) / 10 == cc / 10 && atoi(p) <= cc;
-    if (covered) return row->column[1];
+    is_newest = serves(d, row, cc);
+    if (is_newest) first = first ? first : row, last = row;
   }
-  return "";
+  if (!first) return "";
+  if (is_newest) return kr_arena_print(d->arena, "%s>=%s", package, first->column[1]);
+  return first == last || !*than ? kr_arena_print(d->arena, "%s==%s", package, last->column[2])
+                                 : kr_arena_print(d->arena, "%s>=%s,<=%s", package, first->column[1], last->column[2]);
 }
 
 int doc_comes_with_torch(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
@@ -113,14 +131,15 @@ static void add_build_fixes(doc *d, doc_finding *f, const char *package, const c
   }
   const kr_row *row = package_row(d, package);
   int cc = doc_main_cc(d), need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
-  const char *release = row && cc ? release_for(d, package, cc, version) : "";
+  const char *releases = row ? releases_for(d, package, cc, version) : "";
   const char *krait = doc_own_dropin(d, package);
-  if (cc && !build_target(row, cc)) { /* no release, no rebuild */
-    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package, kr_print_cc(d->arena, cc), row->column[6]));
+  if (*doc_no_build(d, package)) {
+    doc_add_text(d, &f->fixes, doc_no_build(d, package));
     doc_add_text(d, &f->fixes, *krait ? krait : "use PyTorch's own attention instead: attn_implementation=\"sdpa\"");
     return;
   }
-  if (*release) doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --no-deps --no-cache-dir --upgrade \"%s>=%s\"", package, release));
+  /* Its setup.py fetches the wheel for the torch that it can import: an isolated build would see another one. */
+  if (*releases) doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --upgrade \"%s\"", releases));
   doc_add_text(d, &f->fixes, doc_build_command(d, package));
   if (need) {
     const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc, kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "") : "none found here: see B10";
@@ -141,7 +160,7 @@ const char *doc_index_for(doc *d, int cc) {
 }
 
 int doc_main_cc(const doc *d) {
-  int cc = 0;
+  int cc = d->judged_cc;
   for (size_t i = 0; i < d->gpus.n; i++)
     if (!cc) cc = KR_AT(d->gpus, doc_gpu, i)->cc;
   return cc;
@@ -160,20 +179,19 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
   const kr_rule *rule = kr_tables_rule(d->tables, id);
   if (!rule || kr_arena_failed(d->arena)) return NULL;
   if (!package || !*package) package = file ? file->package : "";
-  const char *all[64] = {"file", file ? file->name : "", "ext", file ? file->name : "", "pkg", package};
-  size_t n = 6;
-  for (size_t i = 0; keys && keys[i] && n + 2 < 64; i++) all[n++] = keys[i];
-  /* Given values come first: they may be better than the file's. */
+  const char *release = file && *file->package && file->package_version && *file->package_version ? kr_arena_print(d->arena, "%s==%s", file->package, file->package_version) : package;
+  const char *own[] = {"file", file ? file->name : "", "ext", file ? file->name : "", "pkg", package, "pkgv", release};
   const char *ordered[64] = {0};
   size_t k = 0;
-  for (size_t i = 6; i < n; i++) ordered[k++] = all[i];
-  for (size_t i = 0; i < 6; i++) ordered[k++] = all[i];
+  for (size_t i = 0; keys && keys[i] && k + 10 < 64; i++) ordered[k++] = keys[i]; /* given values come first: they may be better than the file's */
+  for (size_t i = 0; i < sizeof own / sizeof *own; i++) ordered[k++] = own[i];
   doc_finding f = {.rule = rule, .confidence = rule->confidence, .severity = rule->severity, .file = file ? file->path : "", .package = package, .offset = -1,
                    .says = expand(d, rule->says, ordered), .evidence = KR_LIST(const char *), .fixes = KR_LIST(const char *)};
   if (is_repeated(d, &f)) return NULL;
   if (f.severity == KR_ERROR && rule->confidence != 'C' && rule->confidence != 'H') f.severity = KR_WARN;
   for (int i = 0; i < rule->n_fixes; i++) {
-    if (strcmp(rule->fix[i], "{build}") == 0) add_build_fixes(d, &f, package, file ? file->package_version : "");
+    if (file && !*release && strstr(rule->fix[i], "{pkgv}")) doc_add_text(d, &f.fixes, "get it again from where it came");
+    else if (strcmp(rule->fix[i], "{build}") == 0) add_build_fixes(d, &f, package, file ? file->package_version : "");
     else doc_add_text(d, &f.fixes, expand(d, rule->fix[i], ordered));
   }
   doc_finding *kept = kr_list_push(d->arena, &d->findings);

@@ -180,10 +180,22 @@ static void classify(doc_file *file) {
 static doc_file *add_file(doc *d, const char *path) {
   doc_file *file = kr_list_push(d->arena, &d->files);
   const char *slash = strrchr(path, '/');
-  *file = (doc_file){.path = path, .name = slash ? slash + 1 : path, .package = "", .package_version = "", .sha256 = "", .soname = "", .rpath = "", .runpath = "",
+  *file = (doc_file){.path = path, .name = slash ? slash + 1 : path, .package = d->owner, .package_version = d->owner_version, .sha256 = "", .soname = "", .rpath = "", .runpath = "",
                      .containers = KR_LIST(doc_container), .needed = KR_LIST(const char *), .versions = KR_LIST(doc_version),
                      .undefined = KR_LIST(const char *), .missing = KR_LIST(const char *), .abi = DOC_ABI_UNKNOWN, .verdict = KRAIT_VERDICT_STUB};
   return file;
+}
+
+/* A name that promises what this program reads, and bytes that are neither that nor text, such as a linker's script, nor another system's program. */
+static int is_garbage(const doc_file *file, const char *head, size_t n) {
+  static const char *const ends[] = {".cubin", ".fatbin", ".a"}, *const others[] = {"MZ", "\xcf\xfa\xed\xfe", "\xfe\xed\xfa\xcf", "\xca\xfe\xba\xbe"};
+  const char *dot = strrchr(file->name, '.'), *so = strstr(file->name, ".so");
+  int promises = so && so[3 + strspn(so + 3, ".0123456789")] == '\0';
+  for (int i = 0; i < 3; i++) promises |= dot && strcmp(dot, ends[i]) == 0;
+  for (int i = 0; i < 4; i++) promises &= n < 4 || memcmp(head, others[i], strlen(others[i])) != 0;
+  for (size_t i = 0; i < n && promises; i++)
+    if ((unsigned char)head[i] < 9 || ((unsigned char)head[i] > 13 && (unsigned char)head[i] < 32) || (unsigned char)head[i] > 126) return 1;
+  return 0;
 }
 
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
@@ -192,9 +204,10 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   doc_file *file = add_file(d, path);
   file->bytes = source->size;
   char head[64] = "";
-  if (source->size) kr_source_read(source, 0, head, source->size < sizeof head ? (size_t)source->size : sizeof head);
+  size_t n_head = source->size < sizeof head ? (size_t)source->size : sizeof head;
+  if (n_head) kr_source_read(source, 0, head, n_head);
   if (source->size == 0 || strncmp(head, "version https://git-lfs", 23) == 0) {
-    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes", "pkgv", file->package, NULL};
+    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes", NULL};
     doc_report(d, "W06", file, "", keys);
     return file;
   }
@@ -203,6 +216,10 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
     return file;
   }
   file->kind = krait_scan_kind(scan);
+  if (file->kind == KRAIT_FILE_OTHER && is_garbage(file, head, n_head)) {
+    const char *keys[] = {"why", "it begins like no library, archive or GPU code (Python would say: invalid ELF header)", NULL};
+    doc_report(d, "F01", file, "", keys);
+  }
   if (d->options.deep) kr_scan_set_deep(scan);
   if (kr_scan_elf(scan)) {
     file->machine = kr_scan_elf(scan)->machine;
@@ -291,6 +308,10 @@ static void judge_file(const doc *d, doc_file *file, int cc) {
     if (verdict > KRAIT_VERDICT_JIT) file->n_lost++;
     if (file->verdict == KRAIT_VERDICT_STUB || verdict > file->verdict) file->verdict = verdict;
   }
+}
+
+void doc_judge_for(doc *d, int cc) {
+  for (size_t i = 0; i < d->files.n; i++) judge_file(d, KR_AT(d->files, doc_file, i), cc);
 }
 
 /* Several devices: the file keeps the verdict of the one that it serves worst. */

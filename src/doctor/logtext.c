@@ -143,7 +143,7 @@ static void add_hit(doc *d, const kr_rule *rule, const char *line, const kr_list
   }
   if (d->log.hits.n >= MAX_HITS) return;
   doc_hit *hit = kr_list_push(d->arena, &d->log.hits);
-  *hit = (doc_hit){.rule = rule, .line = line, .keys = *keys};
+  *hit = (doc_hit){.rule = rule, .line = line, .near = d->log.near ? d->log.near : "", .keys = *keys};
 }
 
 static void match_rules(doc *d, const char *text, int is_line) {
@@ -197,16 +197,28 @@ static void collect_files(doc *d, const char *text) {
   }
 }
 
+int doc_is_named(const kr_row *package, const char *text) {
+  size_t length = strlen(text);
+  if (strstr(text, package->column[0])) return 1;
+  for (const char *p = package->column[1]; *p; p += strspn(p, " ")) {
+    size_t n = strcspn(p, " ");
+    if (memmem(text, length, p, n)) return 1;
+    p += n;
+  }
+  return 0;
+}
+
+const char *doc_package_in(const doc *d, const char *text) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
+    if (doc_is_named(row, text)) return row->column[0];
+  return "";
+}
+
 static void collect_packages(doc *d, const char *text) {
   const kr_row *row;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
-    if (strstr(text, row->column[0])) add_name(d, &d->log.names, row->column[0], strlen(row->column[0]));
-    for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
-      size_t n = strcspn(p, " ");
-      if (strstr(text, kr_arena_copy(d->arena, p, n))) add_name(d, &d->log.names, row->column[0], strlen(row->column[0]));
-      p += n;
-    }
-  }
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
+    if (doc_is_named(row, text)) add_name(d, &d->log.names, row->column[0], strlen(row->column[0]));
 }
 
 static void gpu_from_text(doc *d, const char *text) {
@@ -278,11 +290,14 @@ void doc_read_log(doc *d, const char *text, size_t n) {
     char *end = strchr(line, '\n');
     if (end) *end = '\0';
     if (*line) {
+      const char *package = doc_package_in(d, line);
+      if (*package) d->log.near = package;
       read_line(d, line);
       match_rules(d, line, 1);
     }
     line = end ? end + 1 : NULL;
   }
+  d->log.near = NULL;
   match_rules(d, tight, 0);
   match_rules(d, loose, 0);
   if (!d->log.symbol) d->log.symbol = symbol_in(d, tight);

@@ -268,14 +268,21 @@ static int is_repeated(const pins *all, size_t i) {
   return 0;
 }
 
-/* One command that installs all pinned packages of the tables with this torch, "" when one of them has no wheel for it. */
+/* The command that installs a torch, so that the others' setup.py finds it: the pinned one, or the newest of a minor version. */
+static const char *torch_command(doc *d, int torch, const char *index, int keep) {
+  const char *tag = keep ? strstr(d->torch, "+cu") : NULL;
+  const char *version = keep && strchr(d->torch, '.') != strrchr(d->torch, '.') ? d->torch : kr_arena_print(d->arena, "%s.*", kr_print_torch(d->arena, torch));
+  if (keep && d->options.torch) return ""; /* it is installed */
+  return kr_arena_print(d->arena, "pip install \"torch==%s\" --index-url https://download.pytorch.org/whl/%s && ", version, tag ? tag + 1 : index);
+}
+
+/* The command that installs this torch, if it is not to be kept, then all pinned packages of the tables; "" when one of them has no wheel for it. */
 static const char *try_torch(pins *all, int torch, int cc, int keep) {
   doc *d = all->d;
   const char *index = torch_index(d, torch, cc, NULL);
   kr_text command = kr_text_begin(d->arena);
-  if (!index && !keep) return "";
-  kr_text_print(&command, "pip install");
-  if (!keep) kr_text_print(&command, " \"torch==%s.*\"", kr_print_torch(d->arena, torch));
+  if (!index && !(keep && d->options.torch)) return "";
+  kr_text_print(&command, "%spip install --no-build-isolation", torch_command(d, torch, index, keep)); /* isolated, they would see another torch */
   for (size_t i = 0; i < all->list.n; i++) {
     const pin *p = KR_AT(all->list, pin, i);
     const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
@@ -285,7 +292,6 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
     const char *part = !best ? "" : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact) : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
     if (best && !is_repeated(all, i)) kr_text_print(&command, " %s", part);
   }
-  if (!keep) kr_text_print(&command, " --extra-index-url https://download.pytorch.org/whl/%s", index);
   return command.at;
 }
 
@@ -305,6 +311,7 @@ static void set_fix(pins *all, doc_finding *f, const pin *p) {
   f->confidence = 'H';
   f->fixes.n = 0;
   if (*command) doc_add_text(all->d, &f->fixes, command);
+  else if (*doc_no_build(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_no_build(all->d, p->name));
   else doc_add_text(all->d, &f->fixes, kr_arena_print(all->d->arena, "no torch has wheels of all these packages for it; build here: %s", doc_build_command(all->d, p->name)));
   if (*doc_own_dropin(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_own_dropin(all->d, p->name));
 }

@@ -82,9 +82,13 @@ static void wrap(printer *p, const char *head, size_t indent, const char *text, 
 static void print_head(printer *p) {
   doc *d = p->d;
   kr_text line = kr_text_begin(d->arena);
-  for (size_t i = 0; i < d->gpus.n && i < 4; i++) {
+  for (size_t i = 0, n; i < d->gpus.n; i += n) {
     const doc_gpu *gpu = KR_AT(d->gpus, doc_gpu, i);
-    kr_text_print(&line, "%s%s (%s, from %s)", i ? ", " : "", gpu->name, gpu->cc ? kr_print_cc(d->arena, gpu->cc) : "unknown to these tables", gpu->source);
+    const char *cc = gpu->cc ? kr_print_cc(d->arena, gpu->cc) : "unknown to these tables";
+    for (n = 1; i + n < d->gpus.n && strcmp(KR_AT(d->gpus, doc_gpu, i + n)->name, gpu->name) == 0;) n++;
+    kr_text_print(&line, "%s%s", i ? ", " : "", n > 1 ? kr_arena_print(d->arena, "%zu x ", n) : "");
+    if (strcmp(gpu->name, cc) != 0) kr_text_print(&line, "%s (%s, from %s)", gpu->name, cc, gpu->source);
+    else kr_text_print(&line, "GPU %s (from %s)", cc, gpu->source);
   }
   if (!d->gpus.n) kr_text_print(&line, "no GPU known");
   if (*d->driver) kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000, d->driver_cuda / 10 % 100, d->driver_source);
@@ -108,6 +112,18 @@ static void print_good_driver(printer *p) {
                       ptx ? kr_arena_print(d->arena, ", compiles PTX up to %s", kr_print_tenths(d->arena, ptx)) : ", is newer than these tables"), 0);
 }
 
+/* "8.0 and 12.0" */
+static const char *print_devices(doc *d) {
+  kr_text text = kr_text_begin(d->arena);
+  for (size_t i = 0; i < d->gpus.n; i++) {
+    const int cc = KR_AT(d->gpus, doc_gpu, i)->cc;
+    int is_new = cc != 0;
+    for (size_t k = 0; k < i; k++) is_new &= KR_AT(d->gpus, doc_gpu, k)->cc != cc;
+    if (is_new) kr_text_print(&text, "%s%s", text.length ? " and " : "", kr_print_cc(d->arena, cc));
+  }
+  return text.at;
+}
+
 static void print_good_files(printer *p) {
   doc *d = p->d;
   for (size_t i = 0; i < d->files.n; i++) {
@@ -116,7 +132,7 @@ static void print_good_files(printer *p) {
     const char *how = file->verdict == KRAIT_VERDICT_NATIVE ? "native" : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version" : "PTX, compiled at first start";
     wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
          kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", file->name, file->n_judged, file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s",
-                        kr_print_cc(d->arena, doc_main_cc(d)), how, doc_print_set(d, file)), 0);
+                        print_devices(d), how, doc_print_set(d, file)), 0);
   }
   for (size_t i = 0; i < d->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->notes, i), 0);
 }
@@ -179,7 +195,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
-  if (d->files.n && !holds_code(d)) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
+  if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0]) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
   if (!doc_main_cc(d) && d->n_pins) wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
   if (!doc_main_cc(d) && holds_code(d)) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
   kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
@@ -194,7 +210,7 @@ static int plan_step(const doc_finding *f) {
   if (strncmp(f->rule->id, "D", 1) == 0 && strcmp(id, "D07") != 0) return 1;
   if (strcmp(id, "K10") == 0 || strcmp(id, "S05") == 0) return 0;
   if (strcmp(id, "K14") == 0 || strcmp(id, "D07") == 0) return 3;
-  if (*id == 'B') return 2;
+  if (*id == 'B' && strcmp(id, "B04") != 0 && strcmp(id, "B05") != 0) return 2; /* those two build the package itself */
   if (*id == 'L' || strcmp(id, "S06") == 0) return 4;
   return 5;
 }
@@ -205,7 +221,7 @@ static const char *plan_command(doc *d, const doc_finding *f) {
     const char *fix = DOC_TEXT(f->fixes, i);
     if (is_command(fix) && strncmp(fix, "pip uninstall", 13) != 0) return fix;
   }
-  return f->fixes.n ? kr_arena_print(d->arena, "# %s", DOC_TEXT(f->fixes, 0)) : "";
+  return f->fixes.n ? kr_arena_print(d->arena, "# %s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0)) : "";
 }
 
 static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {

@@ -93,18 +93,25 @@ static int same_hash(const char *base64, const char *hex) {
   return at == 64;
 }
 
-static void report_record(doc *d, const doc_file *file, const doc_package *p, const char *why) {
-  const char *keys[] = {"why", why, "pkgv", kr_arena_print(d->arena, "%s==%s", p->name, p->version), NULL};
-  doc_report(d, "W06", file, p->name, keys);
+/* Of a file that is damaged already, RECORD is one more witness. */
+static void report_record(doc *d, const doc_file *file, const char *why) {
+  const char *keys[] = {"why", why, NULL};
+  for (size_t i = 0; i < d->findings.n; i++) {
+    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (strcmp(f->rule->id, "F01") != 0 || strcmp(f->file, file->path) != 0) continue;
+    doc_evidence(d, f, "%s", why);
+    return;
+  }
+  doc_report(d, "W06", file, "", keys);
 }
 
 static void check_record(doc *d, const doc_file *file, const doc_package *p, const char *hash, const char *size) {
   uint64_t bytes = strtoull(size, NULL, 10);
   if (file->bytes == 0 || p->by_distribution) return; /* reported already; distributions strip files and keep RECORD */
   if (*size && bytes != file->bytes)
-    report_record(d, file, p, kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
+    report_record(d, file, kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
   else if (strncmp(hash, "sha256=", 7) == 0 && hash[7] && *file->sha256 && !same_hash(hash + 7, file->sha256))
-    report_record(d, file, p, "its content differs from the hash in RECORD");
+    report_record(d, file, "its content differs from the hash in RECORD");
 }
 
 /* Splits one CSV line in place; quotes only where a path holds a comma. */
@@ -139,15 +146,9 @@ static int is_known_file(const doc *d, const char *path) {
 
 static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
   if (d->files.n >= MAX_FILES || is_known_file(d, path)) return NULL;
-  size_t before = d->findings.n;
+  if (p) d->owner = p->name, d->owner_version = p->version;
   doc_file *file = doc_inspect_path(d, path);
-  if (!file || !p) return file;
-  file->package = p->name;
-  file->package_version = p->version;
-  for (size_t i = before; i < d->findings.n; i++) { /* found while reading, before the owner was known */
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (!*f->package) f->package = p->name;
-  }
+  d->owner = d->owner_version = "";
   return file;
 }
 
@@ -161,7 +162,7 @@ static void read_record(doc *d, const doc_package *p) {
     if (n && line[n - 1] == '\r') line[n - 1] = '\0';
     if (split_record(line, field) && doc_is_library_name(field[0]) && field[0][0] != '/') {
       const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
-      if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name}, p, "RECORD names it, and it is not there");
+      if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version}, "RECORD names it, and it is not there");
       doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
       if (file) check_record(d, file, p, field[1], field[2]);
     }
@@ -440,8 +441,8 @@ static void check_member(doc *d, const char *record, const char *member, const d
 }
 
 static void report_member(doc *d, const char *path) {
-  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), "pkgv", "the package", NULL};
-  doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = ""}, "", keys);
+  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
+  doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
 }
 
 void doc_read_wheel(doc *d, const char *path) {
@@ -467,11 +468,11 @@ void doc_read_wheel(doc *d, const char *path) {
       report_member(d, path);
       continue;
     }
+    d->owner = package.name, d->owner_version = package.version;
     doc_file *file = doc_inspect_source(d, source, kr_arena_print(d->arena, "%s/%s", path, member.name));
+    d->owner = d->owner_version = "";
     if (file) {
       file->in_wheel = 1;
-      file->package = package.name;
-      file->package_version = package.version;
       check_member(d, record, member.name, file, &package);
     }
     kr_zip_source_close(&source);

@@ -261,6 +261,20 @@ def several_gpus_and_unknown_ones(doctor, folder):
         assert doctor(folder / "x.so", "--gpu", name, "--root", folder)["target"]["gpus"][0]["cc"] == cc, name
 
 
+def each_of_several_gpus_is_judged(doctor, folder):
+    t = Tree(folder, images=(75, 80, 86, 90, 100, 120))
+    for i, model in enumerate(("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090")):
+        t.machine(f"proc/driver/nvidia/gpus/0000:0{i}:00.0/information", f"Model: \t\t {model}\nIRQ: 1\n")
+    t.extension(images=(80,))
+    t.extension(name="mamba-ssm", version="2.3.0", module="selective_scan_cuda", images=(120,))
+    a = doctor(t.site, "--root", t.root)
+    assert [g["cc"] for g in a["target"]["gpus"]] == ["8.0", "8.0", "12.0"] and a.ids() == ["K01", "K01"], a.ids()
+    assert {f["file"].split("/")[-1].split(".")[0]: f["explain"].split()[-1] for f in a["findings"]} == {"causal_conv1d_cuda": "12.0", "selective_scan_cuda": "8.0"}
+    text = " ".join(doctor.text(t.site, "--root", t.root).split())
+    assert "2 x NVIDIA A100-SXM4-80GB (8.0," in text and "1 container runs on 8.0 and 12.0: native" in text, text
+    assert "K14" in doctor(Tree(folder / "b", images=(80,)).site, "--root", t.root).ids()
+
+
 def exit_codes(doctor, folder):
     (folder / "x.so").write_bytes(elf(fatbin=container(80)))
     assert doctor.run("--no-such-option").returncode == 64
@@ -287,6 +301,19 @@ def list_shows_images_and_kernels(doctor, folder):
     fixtures = ROOT / "tests/golden/doctor"
     plain, zstd, lz4 = (doctor.run("--list", fixtures / f"{n}.fatbin").stdout.decode().split() for n in ("plain", "zstd", "lz4"))
     assert plain.count("axpy(float,") == 4 and zstd.count("axpy(float,") == 4 and lz4.count("lz4") == 4 and zstd.count("zstd") == 4
+
+
+def what_only_claims_to_be_a_library_is_damaged(doctor, folder):
+    noise = b"\x01" + random.Random(5).randbytes(3000)
+    for name, data, ids in (("x.so", noise, ["F01"]), ("x.so.1.2", noise, ["F01"]), ("x.cubin", noise, ["F01"]), ("x.fatbin", noise, ["F01"]), ("x.a", noise, ["F01"]), ("x.so.gz", noise, []),
+                            ("x.so", b"/* GNU ld script */\nGROUP ( libx.so.1 )\n", []), ("x.so", b"\xcf\xfa\xed\xfe" + noise, [])):
+        a = verdict(doctor, folder, data, "--gpu", "8.0", name=name)
+        assert a.ids() == ids and a["exit"] == 3, (name, a.ids())
+    t = Tree(folder)
+    path = t.extension()
+    path.write_bytes(noise)  # and RECORD is a witness, no second finding
+    a = doctor(t.site, "--root", t.root, "--gpu", "8.0")
+    assert a.ids() == ["F01"] and any("RECORD" in e for e in a.find("F01")["evidence"]) and "causal-conv1d==1.5.2" in a.find("F01")["fix"][0], a["findings"]
 
 
 def list_walks_a_wheel(doctor, folder):
@@ -349,7 +376,7 @@ def pins_before_any_download(doctor, folder):
     a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
     said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
     assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
-    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'], said["flash-attn 2.7.4"]["fix"]
+    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'], said["flash-attn 2.7.4"]["fix"]
     assert "krait's own causal-conv1d" in said["causal-conv1d 1.5.2"]["fix"][1]
     assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
     (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')
@@ -383,13 +410,14 @@ def pins_of_every_form(doctor, folder):
 def one_combination_serves_all_pins(doctor, folder):
     (folder / "requirements.txt").write_text("torch==2.2.0\nflash_attn==2.5.9.post1\ncausal-conv1d==1.4.0\nmamba-ssm==2.2.2\n")
     ask = lambda *args: doctor.run(folder / "requirements.txt", "--root", folder, "--fix-plan", *args).stdout.decode().splitlines()
-    assert ask("--gpu", "12.0")[0] == 'pip install "torch==2.9.*" "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1" --extra-index-url https://download.pytorch.org/whl/cu130'
-    assert ask("--gpu", "12.0", "--driver", "570.86")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
-    assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'
+    assert ask("--gpu", "12.0")[0] == 'pip install "torch==2.9.*" --index-url https://download.pytorch.org/whl/cu130 && pip install --no-build-isolation "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'
+    assert ask("--gpu", "12.0", "--driver", "570.86")[0].split(" && ")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
+    assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn>=2.8.3.post1" "causal-conv1d>=1.6.0" "mamba-ssm>=2.3.1"'
     assert ask("--gpu", "8.0") == ["# nothing to do"]
-    assert all(line.startswith("# no torch has wheels of all") for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
+    assert all(": no release of " in line and "FORCE_BUILD" not in line for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
+    assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
     (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # what works already is kept as it is
-    assert ask("--gpu", "8.0")[0] == 'pip install "flash-attn==2.7.4" "mamba-ssm==2.3.0"'
+    assert ask("--gpu", "8.0")[0] == 'pip install "torch==2.4.0" --index-url https://download.pytorch.org/whl/cu124 && pip install --no-build-isolation "flash-attn==2.7.4" "mamba-ssm==2.3.0"'
 
 
 def builds_name_a_target_that_the_source_has(doctor, folder):
@@ -413,6 +441,23 @@ def plan_is_short_and_ordered(doctor, folder):
     steps = [next((k for k in ("install driver", "torch --index-url", "causal-conv1d", "mamba-ssm", "krait doctor") if k in line), line) for line in plan]
     assert steps[:2] == ["install driver", "torch --index-url"] and sorted(steps[2:4]) == ["causal-conv1d", "mamba-ssm"] and steps[4:] == ["krait doctor"], plan
     assert ask(CUDA_FORCE_PTX_JIT="1")[0] == "unset CUDA_FORCE_PTX_JIT"
+
+
+def releases_are_bounded_by_the_installed_torch(doctor, folder):
+    t = Tree(folder, torch="2.2.0+cu121", cuda="12.1", exports=["_ZN3c104cuda14ExchangeDeviceEi"], images=(80,))
+    t.extension(name="mamba-ssm", version="2.2.5", module="selective_scan_cuda", images=(80,), undefined=["_ZN3c104cuda14ExchangeDeviceEa"])
+    fix = doctor(t.site, "--root", t.root, "--gpu", "8.0").find("S01")["fix"]  # later releases have no wheel for torch 2.2; an isolated build would take the newest torch
+    assert fix[1] == 'pip install --no-build-isolation --no-deps --no-cache-dir --upgrade "mamba-ssm==2.2.6.post2"', fix
+    t = Tree(folder / "b", torch="2.7.0+cu128", cuda="12.8")
+    t.extension()
+    assert '"causal-conv1d>=1.5.3"' in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"][0]
+
+
+def an_unknown_library_is_not_to_be_installed_by_its_name(doctor, folder):
+    t = Tree(folder)
+    t.extension(needed=("libodd.so.1", "libcurand.so.10", "libc10.so"), images=(80,))
+    fixes = {f["explain"].split()[0]: f["fix"][1] for f in doctor(t.site, "--root", t.root, "--gpu", "8.0")["findings"] if f["id"] == "L01"}
+    assert "the package that brings libodd.so.1" in fixes["libodd.so.1"] and "nvidia-curand-cu12" in fixes["libcurand.so.10"], fixes
 
 
 def krait_offers_itself(doctor, folder):

@@ -80,6 +80,18 @@ def seed_0_parts(doctor, folder):
     assert set(doctor("--root", folder, log=REBUILD).ids()) == {"B04", "B05", "K01"}
 
 
+def a_text_claims_no_file_and_blames_the_nearest_package(doctor, folder):
+    """The end of REBUILD without its frames: the library named in an earlier error has nothing to do with it."""
+    lines = REBUILD.splitlines()
+    log = OLD_TORCH + SYM_NE + "\n".join([lines[0], lines[1], lines[-1]])
+    a = doctor("--root", folder, log=log)
+    k01 = a.find("K01")
+    assert "flash_attn" not in k01["explain"] and "the library holds" in k01["explain"] and any("CAUSAL_CONV1D" in f for f in k01["fix"]), k01
+    assert [f["id"] for f in a["findings"] if "flash" in " ".join(f["fix"] + [f["explain"]])] == ["S01"], a["findings"]
+    plan = doctor.run("--root", folder, "--fix-plan", log=log).stdout.decode().splitlines()
+    assert "torch --index-url" in plan[0] and "causal-conv1d>=1.5.3" in plan[1] and "flash-attn>=" in plan[2] and len(plan) == 4, plan
+
+
 def seed_1(doctor, folder):
     a = doctor("--root", folder, log=BUILD)
     assert set(a.ids()) == {"B01", "B07", "B08", "R01", "R02"}, a.ids()
@@ -94,6 +106,7 @@ def seed_2(doctor, folder):
     assert set(a.ids()) == {"S01", "W04"}, a.ids()
     assert ">= 2.3" in a.find("S01")["explain"] and "2.2.0+cu121" in a.find("S01")["explain"]
     assert "ExchangeDevice(signed char)" in a.find("S01")["explain"]
+    assert any('"mamba-ssm==2.2.6.post2"' in f for f in a.find("S01")["fix"]), a.find("S01")["fix"]
     assert "mamba_ssm-2.2.2+cu122torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl" in a.find("W04")["explain"]
 
 
@@ -140,4 +153,4 @@ def texts_fit_80_columns(doctor, folder):
         assert "\x1b" not in out and "seen" in out and "fix" in out
 
 
-run_tests([v for k, v in list(globals().items()) if k.startswith(("seed_", "wrapped", "unknown", "hostile", "texts"))])
+run_tests([v for k, v in list(globals().items()) if k.startswith(("seed_", "a_text", "wrapped", "unknown", "hostile", "texts"))])

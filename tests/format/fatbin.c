@@ -3,6 +3,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <time.h>
+
 #include <krait/doctor.h>
 
 #include "elf.h"
@@ -116,6 +119,8 @@ static size_t load(const char *name) {
   return n;
 }
 
+static double slowest_s; /* of all walks over damage, in processor time: others may use the machine too */
+
 /* Walks everything that can be walked; returns a sum, so that nothing is left out by the compiler. */
 static int64_t walk(const uint8_t *bytes, size_t n) {
   krait_scan *scan;
@@ -134,6 +139,13 @@ static int64_t walk(const uint8_t *bytes, size_t n) {
   krait_scan_close(&scan);
   assert_true(steps < 2000);
   return sum;
+}
+
+static void walk_damage(const uint8_t *bytes, size_t n) {
+  const clock_t begin = clock();
+  walk(bytes, n);
+  const double took_s = (double)(clock() - begin) / CLOCKS_PER_SEC;
+  if (took_s > slowest_s) slowest_s = took_s;
 }
 
 static void packed_images_equal_plain_ones(void **state) {
@@ -204,18 +216,25 @@ static void bombs_are_refused(void **state) {
   assert_int_equal(kr_entry_unpack(&source, &e, out, sizeof out, &n_out), KRAIT_ERR_FILE_FORMAT);
 }
 
+static void walk_prefixes(size_t n) {
+  uint8_t *copy = malloc(n);
+  assert_non_null(copy);
+  for (size_t k = 0; k < n; k++) {
+    memcpy(copy + n - k, buffer, k); /* at the block's end, so that a sanitizer sees one byte too many */
+    walk_damage(copy + n - k, k);
+  }
+  free(copy);
+}
+
 static void every_prefix_ends(void **state) {
   (void)state;
   static const char *const names[] = {"zstd.fatbin", "lz4.fatbin", "plain.fatbin", "sm120.cubin"};
-  for (size_t i = 0; i < 4; i++) {
-    size_t n = load(names[i]);
-    uint8_t *copy = malloc(n);
-    for (size_t k = 0; k < n; k += k < 512 ? 1 : 7) {
-      memcpy(copy + n - k, buffer, k); /* at the block's end, so that a sanitizer sees one byte too many */
-      walk(copy + n - k, k);
-    }
-    free(copy);
+  for (size_t i = 0; i < 4; i++) walk_prefixes(load(names[i]));
+  for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+    put_hex(buffer, "50ed55ba01001000");
+    walk_prefixes(8 + put_hex(buffer + 8, entries[i].hex));
   }
+  for (size_t i = 0; i < sizeof cubins / sizeof *cubins; i++) walk_prefixes(put_hex(buffer, cubins[i].hex));
 }
 
 static void flipped_bytes_end(void **state) {
@@ -233,9 +252,19 @@ static void flipped_bytes_end(void **state) {
       old[k] = buffer[at[k]];
       buffer[at[k]] = (uint8_t)random;
     }
-    walk(buffer, n);
+    walk_damage(buffer, n);
     for (int k = 2; k >= 0; k--) buffer[at[k]] = old[k];
   }
+}
+
+/* After all that damage. A sanitizer needs memory and time of its own. */
+static void damage_costs_little(void **state) {
+  (void)state;
+  struct rusage usage;
+  assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+  if (N_FLIPS < 100000) skip();
+  assert_true(slowest_s < 1);
+  assert_true(usage.ru_maxrss < 256 * 1024);
 }
 
 int main(void) {
@@ -243,6 +272,6 @@ int main(void) {
       cmocka_unit_test(vectors_decode_as_stated), cmocka_unit_test(cubin_headers_decode_as_stated),
       cmocka_unit_test(packed_images_equal_plain_ones), cmocka_unit_test(suffix_is_found_in_all_three_places),
       cmocka_unit_test(impossible_sizes_are_damage), cmocka_unit_test(bombs_are_refused),
-      cmocka_unit_test(every_prefix_ends), cmocka_unit_test(flipped_bytes_end)};
+      cmocka_unit_test(every_prefix_ends), cmocka_unit_test(flipped_bytes_end), cmocka_unit_test(damage_costs_little)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
