@@ -174,6 +174,15 @@ static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel
   return KRAIT_OK;
 }
 
+/* The caller may be recording a graph, which forbids its thread to load: what is loaded meanwhile is no part of the recording. */
+static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
+  int mode = KR_CU_CAPTURE_RELAXED;
+  const int aside = cuda->driver->ThreadExchangeStreamCaptureMode && cuda->driver->ThreadExchangeStreamCaptureMode(&mode) == 0;
+  const int32_t status = load_kernel(cuda, tier, kernel, function);
+  if (aside) cuda->driver->ThreadExchangeStreamCaptureMode(&mode);
+  return status;
+}
+
 static slot *slot_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
   for (uint32_t i = (uint32_t)(hash >> 54);; i = (i + 1) % N_SLOTS) {
@@ -190,7 +199,7 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
     kr_cuda *mutable_cuda = (kr_cuda *)cuda;
     pthread_mutex_lock(&mutable_cuda->lock);
     s = slot_of(cuda, tier, kernel);
-    if (!atomic_load_explicit(&s->kernel, memory_order_acquire) && (status = load_kernel(mutable_cuda, tier, kernel, &s->function)) >= 0) {
+    if (!atomic_load_explicit(&s->kernel, memory_order_acquire) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
       s->tier = tier;
       atomic_store_explicit(&s->kernel, kernel, memory_order_release);
     }

@@ -104,6 +104,8 @@ static int32_t work(void) {
 static void (*fail_at)(long n, int result);
 static long (*n_calls)(void);
 static int (*n_held)(void);
+static void (*capture)(int mode);
+static int (*capture_mode)(void);
 
 static void every_failing_call_is_a_status_and_leaks_nothing(void **state) {
   (void)state;
@@ -151,24 +153,47 @@ static void sticky_errors_are_told_apart(void **state) {
   }
 }
 
-/* Nothing is asked of the driver for each launch but which context is current, and the launch. */
-static void a_launch_is_two_driver_calls(void **state) {
-  float values[16] = {0};
+static krait_ctx *open_gpu(void) {
   krait_ctx *ctx = NULL;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
-  krait_view view = {.data = values, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
-  krait_add_norm_args args = {.call = {.size = sizeof args}, .R = 1, .M = 8, .x = view, .out = view};
-  (void)state;
-  if (!kr_cuda_built_tiers()) skip();
   fail_at(0, 0);
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-  assert_int_equal(krait_add_norm(ctx, &args), KRAIT_OK); /* loads the kernel */
+  return ctx;
+}
+
+static int32_t norm(krait_ctx *ctx) {
+  static float values[16];
+  krait_view view = {.data = values, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
+  krait_add_norm_args args = {.call = {.size = sizeof args}, .R = 1, .M = 8, .x = view, .out = view};
+  return krait_add_norm(ctx, &args);
+}
+
+/* Nothing is asked of the driver for each launch but which context is current, and the launch. */
+static void a_launch_is_two_driver_calls(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  krait_ctx *ctx = open_gpu();
+  assert_int_equal(norm(ctx), KRAIT_OK); /* loads the kernel */
   for (int i = 0; i < 3; i++) {
     fail_at(0, 0);
-    assert_int_equal(krait_add_norm(ctx, &args), KRAIT_OK);
+    assert_int_equal(norm(ctx), KRAIT_OK);
     assert_true(n_calls() <= 2);
   }
   krait_ctx_close(&ctx);
+}
+
+/* A framework records with the strictest mode, and an op's first call may be one that is recorded. */
+static void a_first_call_may_be_recorded(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  for (int mode = 0; mode < 2; mode++) {
+    krait_ctx *ctx = open_gpu();
+    capture(mode);
+    assert_int_equal(norm(ctx), KRAIT_OK);
+    assert_int_equal(capture_mode(), mode);
+    capture(2);
+    krait_ctx_close(&ctx);
+  }
 }
 
 /* gemm has no row for a GPU. out is residual, and A lies backwards. */
@@ -234,8 +259,11 @@ int main(int argc, char **argv) {
   *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
   *(void **)&n_calls = kr_dlib_find(fake, "fake_cuda_calls");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
+  *(void **)&capture = kr_dlib_find(fake, "fake_cuda_capture");
+  *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much),
-                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
+                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded),
+                                     cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

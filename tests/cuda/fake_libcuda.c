@@ -8,10 +8,11 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500 };
+enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
+enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
 static long calls, fail_at;
-static int fail_with, held;
+static int fail_with, held, capture_mode = RELAXED;
 static _Thread_local void *current[16];
 static _Thread_local int depth;
 static char context_object;
@@ -21,11 +22,15 @@ EXPORT void fake_cuda_fail_at(long n, int result);
 EXPORT long fake_cuda_calls(void);
 EXPORT int fake_cuda_held(void);
 EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
+EXPORT void fake_cuda_capture(int mode);   /* as if a stream were recording in this mode */
+EXPORT int fake_cuda_capture_mode(void);
 
 void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
 long fake_cuda_calls(void) { return calls; }
 int fake_cuda_held(void) { return held; }
 const void *fake_cuda_loaded(void) { return loaded_image; }
+void fake_cuda_capture(int mode) { capture_mode = mode; }
+int fake_cuda_capture_mode(void) { return capture_mode; }
 
 static long setting(const char *key, long otherwise) {
   const char *text = getenv("KR_FAKE_CUDA");
@@ -63,8 +68,10 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(devic
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
+FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode; capture_mode = *mode, *mode = before)
 /* Machine code is taken only where the test asks for it. */
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values);
+     if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
      if (memcmp(image, "\177ELF", 4) == 0 && !setting("cubins=", 0)) return NO_BINARY;
      loaded_image = image, *module = (void *)(uintptr_t)image, held++)
 #ifdef KR_EMULATE
