@@ -28,6 +28,13 @@ KR_DEV void kr_sync(void) { __syncthreads(); }
 KR_DEV void kr_sync_warp(void) { __nvvm_bar_warp_sync(0xffffffffu); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0xffffffffu, v, mask, 31); }
 
+/* From the lane that is `by` below or above within its run of `width` lanes, a power of two; the own value where there is none. */
+KR_DEV float kr_shuffle_up(float v, int by, int width) { return __nvvm_shfl_sync_up_f32(0xffffffffu, v, by, (32 - width) << 8); }
+KR_DEV float kr_shuffle_down(float v, int by, int width) { return __nvvm_shfl_sync_down_f32(0xffffffffu, v, by, (32 - width) << 8 | 31); }
+
+/* Any lane's 32 bits. */
+KR_DEV uint32_t kr_shuffle_from(uint32_t v, int lane) { return (uint32_t)__nvvm_shfl_sync_idx_i32(0xffffffffu, (int)v, lane, 31); }
+
 KR_DEV uint32_t kr_mul_high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 
 KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

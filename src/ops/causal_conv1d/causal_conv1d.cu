@@ -20,10 +20,10 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) 
   const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * E;
   const int64_t at = b * p.x.b + d * p.x.row + t * p.x.t;
   float now[8], before[4], w[4], y[8];
+  load_taps(p, d, w); /* first: nothing waits for them later */
+  const float bias = load_bias(p, d);
   read_pack(p.x, KR_DTYPE, at, p.L - t, now);
   read_before(p, b, d, t, before);
-  load_taps(p, d, w);
-  const float bias = load_bias(p, d);
 #pragma unroll
   for (int k = 0; k < 8; k++) {
     float sum = bias;
@@ -39,6 +39,7 @@ typedef struct whole_pack {
   int64_t b, d, t;
   kr_raw16 now;
   quad before;
+  float w[4], bias;
 } whole_pack;
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) {
@@ -54,20 +55,20 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p)
     if (i >= n) continue;
     packs[k].now = *(const kr_raw16 *)((const char *)p.x.data + at * (16 / E));
     if (packs[k].t > 0) packs[k].before = load_quad(p.x, at - 4);
+    if (E == 4) load_taps(p, packs[k].d, packs[k].w), packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types would rather have more warps */
   }
 #pragma unroll
   for (int k = 0; k < N_PACKS; k++) {
-    const whole_pack &pack = packs[k];
-    float x[12], w[4], y[8];
+    whole_pack &pack = packs[k];
+    float x[12], y[8];
     if (first + k * KR_CONV_THREADS >= n) return;
-    load_taps(p, pack.d, w);
-    const float bias = load_bias(p, pack.d);
+    if (E != 4) load_taps(p, pack.d, pack.w), pack.bias = load_bias(p, pack.d);
 #pragma unroll
     for (int j = 0; j < 4; j++) x[j] = quad_at(pack.before, j);
 #pragma unroll
     for (int j = 0; j < 8; j++) x[j + 4] = j < E ? pack_at(pack.now, j, KR_DTYPE) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < 8; j++) y[j] = kr_fma(w[3], x[j + 4], kr_fma(w[2], x[j + 3], kr_fma(w[1], x[j + 2], kr_fma(w[0], x[j + 1], bias))));
+    for (int j = 0; j < 8; j++) y[j] = kr_fma(pack.w[3], x[j + 4], kr_fma(pack.w[2], x[j + 3], kr_fma(pack.w[1], x[j + 2], kr_fma(pack.w[0], x[j + 1], pack.bias))));
     activate(p, y);
     write_pack(p.out, KR_DTYPE, pack.b * p.out.b + pack.d * p.out.row + pack.t, E, y);
   }

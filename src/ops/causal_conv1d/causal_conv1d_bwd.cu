@@ -2,6 +2,7 @@
  *   kr_conv_bwd_rows   blocks share a channel; a thread takes packs of 16 bytes, W up to 4, and sums its own part of the
  *                      weights' gradient, which the block then adds up in a fixed order
  *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are computed twice
+ *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row
  *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
  *   kr_conv_bwd_sum   adds the parts of a channel
@@ -31,8 +32,37 @@ KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t sl
   if (kr_thread() == 0) p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
 }
 
+/* The sums of up to four taps and the bias, of a warp alone. */
+KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
+#pragma unroll
+  for (int j = 0; j < 5; j++) {
+    const int64_t slot = j < 4 ? j - 4 + p.W : p.W;
+    float v = sums[j];
+    for (int k = 16; k; k >>= 1) v += kr_shuffle_xor(v, k);
+    if ((kr_thread() & 31) == j && slot >= 0) p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
+  }
+}
+
+/* The same, once for a block. */
+KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
+  enum { WARPS = KR_CONV_THREADS / 32 };
+  KR_SHARED float shared[5][WARPS];
+#pragma unroll
+  for (int j = 0; j < 5; j++) {
+    float v = sums[j];
+    for (int k = 16; k; k >>= 1) v += kr_shuffle_xor(v, k);
+    if ((kr_thread() & 31) == 0) shared[j][kr_thread() >> 5] = v;
+  }
+  kr_sync();
+  const int j = kr_thread();
+  const int64_t slot = j < 4 ? j - 4 + p.W : p.W;
+  if (j >= 5 || slot < 0) return;
+  float v = 0;
+  for (int k = 0; k < WARPS; k++) v += shared[j][k];
+  p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
+}
+
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan p) {
-  KR_SHARED float shared[32];
   const int64_t n_packs = p.packs_per_row.by, d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
   float w[4], dw[4] = {0, 0, 0, 0}, db = 0;
   load_taps(p, d, w);
@@ -83,10 +113,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan
     }
     if (p.dx.data) write_pack(p.dx, KR_DTYPE, b * p.dx.b + d * p.dx.row + t * p.dx.t, min64(E, left), dx);
   }
-#pragma unroll
-  for (int j = 0; j < 4; j++)
-    if (j >= 4 - p.W) keep_part(p, d, part, j - 4 + p.W, dw[j], shared);
-  keep_part(p, d, part, p.W, db, shared);
+  const float sums[5] = {dw[0], dw[1], dw[2], dw[3], db};
+  keep_parts(p, d, part, sums);
 }
 
 /* What dfinal adds to the gradient of the input at t. */
@@ -97,25 +125,60 @@ KR_DEV float from_final(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) 
 
 KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) { return *(const kr_raw16 *)((const char *)v.data + offset * (16 / E)); }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_plan p) {
-  KR_SHARED float shared[32];
+/* Two neighbouring packs as stored, and the steps beside them. */
+typedef struct pair {
+  int64_t b, t;
+  kr_raw16 x[2], g[2];
+  quad x_left, x_right, g_right;
+} pair;
+
+KR_DEV void load_pair(const kr_conv_plan &p, int64_t d, int64_t i, pair &to) {
+  const uint32_t b = kr_divide((uint32_t)i, p.packs_per_row);
+  to.b = b, to.t = (int64_t)((uint32_t)i - b * p.packs_per_row.by) * (2 * E);
+  const int64_t at = to.b * p.x.b + d * p.x.row + to.t, g_at = to.b * p.dout.b + d * p.dout.row + to.t;
+  const int two = to.t + E < p.L, more = to.t + 2 * E < p.L;
+  to.x[0] = whole(p.x, at), to.g[0] = whole(p.dout, g_at);
+  to.x[1] = to.g[1] = kr_raw16{};
+  to.x_left = to.x_right = to.g_right = no_quad();
+  if (two) to.x[1] = whole(p.x, at + E), to.g[1] = whole(p.dout, g_at + E);
+  if (to.t > 0) to.x_left = load_quad(p.x, at - 4);
+  if (more) to.x_right = load_quad(p.x, at + 2 * E), to.g_right = load_quad(p.dout, g_at + 2 * E);
+}
+
+KR_DEV kr_raw16 stored(const float (&v)[E]) {
+  kr_raw16 raw;
+#pragma unroll
+  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
+  return raw;
+}
+
+KR_DEV void store_pair(const kr_conv_plan &p, int64_t d, int64_t b, int64_t t, const float (&dx)[2 * E]) {
   enum { M = 2 * E };
-  const int64_t n_pairs = p.packs_per_row.by, d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
-  float w[4], dw[4] = {0, 0, 0, 0}, db = 0;
+  const int64_t at = b * p.dx.b + d * p.dx.row + t;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    kr_raw16 raw;
+    if (h && t + E >= p.L) break;
+#pragma unroll
+    for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(dx[h * E + k]) : kr_pack(dx[(h * E + 2 * k) % M], dx[(h * E + 2 * k + 1) % M], KR_DTYPE);
+    *(kr_raw16 *)((char *)p.dx.data + (at + h * E) * (16 / E)) = raw;
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_plan p) {
+  enum { M = 2 * E };
+  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n_pairs = p.B * p.packs_per_row.by;
+  float w[4], sums[5] = {0, 0, 0, 0, 0}; /* the weights' gradient and the bias's */
   load_taps(p, d, w);
   const float bias = load_bias(p, d);
-  for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < p.B * n_pairs; i += (int64_t)p.n_parts * KR_CONV_THREADS) {
-    const uint32_t b32 = kr_divide((uint32_t)i, p.packs_per_row);
-    const int64_t b = b32, t = (int64_t)((uint32_t)i - b32 * p.packs_per_row.by) * M;
-    const int64_t at = b * p.x.b + d * p.x.row + t, g_at = b * p.dout.b + d * p.dout.row + t;
-    const int two = t + E < p.L, more = t + M < p.L;
-    const kr_raw16 none = {{0, 0, 0, 0}}, xs[2] = {whole(p.x, at), two ? whole(p.x, at + E) : none}, gs[2] = {whole(p.dout, g_at), two ? whole(p.dout, g_at + E) : none};
-    const quad x_left = t > 0 ? load_quad(p.x, at - 4) : no_quad(), x_right = more ? load_quad(p.x, at + M) : no_quad(), g_right = more ? load_quad(p.dout, g_at + M) : no_quad();
+  for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < n_pairs; i += (int64_t)p.n_parts * KR_CONV_THREADS) {
+    pair now;
+    load_pair(p, d, i, now);
     float x[M + 6], g[M + 3], dx[M];
 #pragma unroll
-    for (int k = 0; k < 3; k++) x[k] = quad_at(x_left, k + 1), x[M + 3 + k] = quad_at(x_right, k), g[M + k] = quad_at(g_right, k);
+    for (int k = 0; k < 3; k++) x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
 #pragma unroll
-    for (int k = 0; k < M; k++) x[k + 3] = pack_at(xs[k / E], k % E, KR_DTYPE), g[k] = pack_at(gs[k / E], k % E, KR_DTYPE);
+    for (int k = 0; k < M; k++) x[k + 3] = pack_at(now.x[k / E], k % E, KR_DTYPE), g[k] = pack_at(now.g[k / E], k % E, KR_DTYPE);
     if (p.silu) {
 #pragma unroll
       for (int k = 0; k < M + 3; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
@@ -124,24 +187,105 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_pla
     for (int k = 0; k < M; k++) {
       dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
 #pragma unroll
-      for (int j = 0; j < 4; j++) dw[j] = kr_fma(g[k], x[k + j], dw[j]);
-      db += g[k];
+      for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
+      sums[4] += g[k];
     }
-    if (!p.dx.data) continue;
-    const int64_t dx_at = b * p.dx.b + d * p.dx.row + t;
+    if (p.dx.data) store_pair(p, d, now.b, now.t, dx);
+  }
+  keep_parts(p, d, part, sums);
+}
+
+/* Where a warp walks along a row and each lane has a pack: the last three steps of a pack lie in this many words. */
+enum { TAIL_WORDS = E == 4 ? 3 : 2 };
+
+/* The last steps of the pack of the lane before; lane 31's go to lane 0. */
+KR_DEV quad pass_tail(const kr_raw16 &pack) {
+  const int from = (kr_thread() + 31) & 31;
+  quad tail = no_quad();
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      kr_raw16 raw;
-      if (h && !two) break;
+  for (int k = 0; k < TAIL_WORDS; k++) tail.w[(E == 4 ? 1 : 0) + k] = kr_shuffle_from(pack.w[4 - TAIL_WORDS + k], from);
+  return tail;
+}
+
+/* A lane's pack of x and dout. */
+typedef struct lane_packs {
+  kr_raw16 x, g;
+} lane_packs;
+
+/* Pack q of a row of n; x from pack 0 on, g within the run that begins at pack `first`. */
+KR_DEV lane_packs load_lane(const char *x, const char *g, int q, int first, int n) {
+  lane_packs to = {};
+  if (q >= 0 && q < n) to.x = *(const kr_raw16 *)(x + (int64_t)q * 16);
+  if (q >= first && q < n) to.g = *(const kr_raw16 *)(g + (int64_t)q * 16);
+  return to;
+}
+
+/* The gradient at the pre-activation of the three steps from pack q on, which the run before it needs. */
+KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char *g_row, int q, int n, const float (&w)[4], float bias, float (&g)[3]) {
 #pragma unroll
-      for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(dx[h * E + k]) : kr_pack(dx[(h * E + 2 * k) % M], dx[(h * E + 2 * k + 1) % M], KR_DTYPE);
-      *(kr_raw16 *)((char *)p.dx.data + (dx_at + h * E) * (16 / E)) = raw;
+  for (int k = 0; k < 3; k++) g[k] = 0.0f;
+  if (q >= n) return;
+  const char *const at = x_row + (int64_t)q * 16;
+  const quad x_left = *(const quad *)(at - sizeof(quad)), x_right = *(const quad *)at, g_right = *(const quad *)(g_row + (int64_t)q * 16);
+  float x[6];
+#pragma unroll
+  for (int k = 0; k < 3; k++) x[k] = quad_at(x_left, k + 1), x[k + 3] = quad_at(x_right, k), g[k] = quad_at(g_right, k);
+  if (!p.silu) return;
+#pragma unroll
+  for (int k = 0; k < 3; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+}
+
+/* Long rows of whole packs: a warp, which is a block, walks back along a run of a row, 32 packs at a time, and has the next ones on their
+ * way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is read or computed twice. */
+KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_plan p) {
+  enum { FAR = E != 4 }; /* two loads on their way instead of one; 32-bit types would rather have more warps */
+  const int lane = kr_thread();
+  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
+  const int n = (int)p.packs_per_row.by;
+  float w[4], sums[5] = {0, 0, 0, 0, 0};
+  load_taps(p, d, w);
+  const float bias = load_bias(p, d);
+  for (int64_t task = part; task < n_tasks; task += p.n_parts) {
+    const uint32_t b32 = kr_divide((uint32_t)task, p.runs);
+    const int first = (int)(((uint32_t)task - b32 * p.runs.by) * (uint32_t)p.run_packs), end = first + (int)p.run_packs < n ? first + (int)p.run_packs : n;
+    const char *const x_row = (const char *)p.x.data + (b32 * p.x.b + d * p.x.row) * (16 / E), *const g_row = (const char *)p.dout.data + (b32 * p.dout.b + d * p.dout.row) * (16 / E);
+    char *const dx_row = (char *)p.dx.data + (b32 * p.dx.b + d * p.dx.row) * (16 / E);
+    int q = first + (end - 1 - first) / 32 * 32 + lane;
+    lane_packs next = load_lane(x_row, g_row, q, first, n), after = {};
+    if (FAR) after = load_lane(x_row, g_row, q - 32, first, n);
+    float carry[3];
+    gradient_after(p, x_row, g_row, end, n, w, bias, carry);
+    for (; q >= first; q -= 32) {
+      const lane_packs now = next;
+      next = FAR ? after : load_lane(x_row, g_row, q - 32, first, n);
+      if (FAR) after = load_lane(x_row, g_row, q - 64, first, n);
+      float x[E + 3], g[E + 3], dx[E];
+      const quad left = pass_tail(lane == 31 ? next.x : now.x);
+#pragma unroll
+      for (int k = 0; k < 3; k++) x[k] = quad_at(left, k + 1);
+#pragma unroll
+      for (int k = 0; k < E; k++) x[k + 3] = pack_at(now.x, k, KR_DTYPE), g[k] = pack_at(now.g, k, KR_DTYPE);
+      if (p.silu) {
+#pragma unroll
+        for (int k = 0; k < E; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+      }
+#pragma unroll
+      for (int k = 0; k < 3; k++) {
+        const float right = kr_bits_to_float(kr_shuffle_from(kr_float_to_bits(g[k]), (lane + 1) & 31));
+        g[E + k] = lane == 31 ? carry[k] : right;
+        carry[k] = right;
+      }
+#pragma unroll
+      for (int k = 0; k < E; k++) {
+        dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
+#pragma unroll
+        for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
+        sums[4] += g[k];
+      }
+      if (p.dx.data && q < end) *(kr_raw16 *)(dx_row + (int64_t)q * 16) = stored(dx);
     }
   }
-#pragma unroll
-  for (int j = 0; j < 4; j++)
-    if (j >= 4 - p.W) keep_part(p, d, part, j - 4 + p.W, dw[j], shared);
-  keep_part(p, d, part, p.W, db, shared);
+  keep_parts_of_warp(p, d, part, sums);
 }
 
 /* The warps of a block take runs of the same 128 channels by turns: task = batch and run. */

@@ -3,7 +3,10 @@
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
+static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
+
+enum { FEWEST_PACKS = 64 }; /* of a run */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -24,10 +27,30 @@ static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
+/* Rows of whole packs along which warps walk: long enough, and 32 packs at a time leave few lanes idle. */
+static int is_long(int64_t n_packs) { return n_packs >= 256 || (n_packs >= 64 && n_packs % 32 == 0); }
+
+/* Long rows are cut into runs so that the device's warps have work, a few for each; returns the warps of a channel. */
+static int32_t cut_long(const krait_ctx *ctx, kr_conv_plan *p, int64_t B, int64_t D, int64_t n_packs) {
+  const int64_t rows = B * D > 0 ? B * D : 1, wanted = 96ll * kr_cuda_info(ctx->cuda)->n_multiprocessors, most_runs = n_packs / FEWEST_PACKS;
+  int64_t runs = (wanted + rows - 1) / rows, most_warps = (2 * wanted + D - 1) / (D > 0 ? D : 1);
+  if (runs > most_runs) runs = most_runs;
+  if (runs < 1) runs = 1;
+  if (most_warps < 8) most_warps = 8;
+  p->run_packs = ((n_packs + runs - 1) / runs + 31) / 32 * 32;
+  p->runs = kr_divisor_of((n_packs + p->run_packs - 1) / p->run_packs);
+  const int64_t tasks = B * p->runs.by;
+  return (int32_t)(tasks > most_warps ? most_warps : tasks < 1 ? 1 : tasks);
+}
+
 uint64_t kr_causal_conv1d_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_causal_conv1d_bwd_args *a = args;
-  const int64_t rows = parts_of(ctx, a), last = last_parts_of(ctx, a);
-  return kr_scratch_round((uint64_t)(a->D * (rows > last ? rows : last) * (a->W + 1)) * 4);
+  kr_conv_plan cut = {0};
+  const int64_t n_packs = a->L / (a->x.dtype == KRAIT_F32 ? 4 : 8), walk = is_long(n_packs) ? cut_long(ctx, &cut, a->B, a->D, n_packs) : 0;
+  int64_t parts = parts_of(ctx, a), last = last_parts_of(ctx, a);
+  if (parts < last) parts = last;
+  if (parts < walk) parts = walk;
+  return kr_scratch_round((uint64_t)(a->D * parts * (a->W + 1)) * 4);
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -47,11 +70,13 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const int plain = few_taps && !p.initial.data && !p.dfinal.data; /* those two are rare: the general kernels do them */
   const int last = plain && p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx));
   const int whole = plain && !last && p.L % per_pack == 0 && p.x.packs && p.dout.packs && (!p.dx.data || p.dx.packs);
-  p.n_parts = last ? last_parts_of(ctx, a) : parts_of(ctx, a);
-  p.packs_per_row = kr_divisor_of(whole ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
+  const int walk = whole && is_long(p.L / per_pack);
+  p.packs_per_row = kr_divisor_of(whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
   p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
-  const kr_kernel *kernel = last ? last_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
-  const kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
+  const kr_kernel *kernel = last ? last_kernel : walk ? long_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
+  kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  if (walk) grid.block = 32;
   const kr_grid sum = {.x = blocks_of(p.D * 32, 128), .block = 128, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.x.dtype], &grid, &p, sizeof p));
   if (p.dinitial.data && p.W > 1) {

@@ -10,6 +10,7 @@ enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;
   kr_divisor packs_per_row, rows, runs; /* by packs of a row (or of D), D and runs of steps */
+  int64_t run_packs;          /* of long rows, a multiple of 32 */
   int32_t taps_packed;        /* weight is (D,4) float32, 16-byte aligned */
   int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */
   kr_rows x, out, dout, dx;

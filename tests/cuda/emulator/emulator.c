@@ -144,12 +144,11 @@ void kr_emulated_sync(void) {
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
-float kr_emulated_shuffle_xor(float v, int mask) {
+float kr_emulated_shuffle(float v, int other) {
   const unsigned which = running->n_shuffles++ & 1; /* two places: a fast lane may be one shuffle ahead of a slow one */
-  const int other = kr_emulated_now.thread ^ mask;
   running->deposit[which] = v;
   wait_for(AT_WARP);
-  if (other >= kr_emulated_now.block_threads || mask >= WARP || fibers[other].n_shuffles < running->n_shuffles) return NAN; /* gone before this one */
+  if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP || fibers[other].n_shuffles < running->n_shuffles) return NAN; /* gone before this one */
   return fibers[other].deposit[which];
 }
 

@@ -18,7 +18,7 @@ extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
 
 void kr_emulated_sync(void);
 void kr_emulated_sync_warp(void);
-float kr_emulated_shuffle_xor(float v, int mask);
+float kr_emulated_shuffle(float v, int other); /* the value of another thread of the warp */
 
 typedef struct kr_emulated_kernel {
   const char *module, *name;
@@ -59,7 +59,10 @@ KR_DEV int kr_block_z(void) { return kr_emulated_now.block[2]; }
 KR_DEV int kr_grid_x(void) { return kr_emulated_now.grid_x; }
 KR_DEV void kr_sync(void) { kr_emulated_sync(); }
 KR_DEV void kr_sync_warp(void) { kr_emulated_sync_warp(); }
-KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle_xor(v, mask); }
+KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }
+KR_DEV float kr_shuffle_up(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() - ((kr_thread() & (width - 1)) >= by ? by : 0)); }
+KR_DEV uint32_t kr_shuffle_from(uint32_t v, int lane) { return kr_float_bits(kr_emulated_shuffle(kr_bits_float(v), (kr_thread() & ~31) + lane)); }
+KR_DEV float kr_shuffle_down(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() + ((kr_thread() & (width - 1)) + by < width ? by : 0)); }
 
 /* The special functions flush subnormals, as .ftz does. */
 KR_DEV float kr_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
