@@ -1,101 +1,113 @@
 /* norm.cu: add + norm and the gated norm (add_norm_ref.c and gated_norm_ref.c have the equations).
- *   kr_norm_1, kr_norm_2   the row lies in registers, 8 or 16 features a thread: each tensor is read or written once
- *   kr_norm_any            rows of any length and stride: inputs are read three times, twice from the cache
+ *   kr_norm_1, kr_norm_2          the row lies in registers, 8 or 16 features a thread: each tensor is read or written once
+ *   kr_norm_single_8, _16         the same feature by feature, for rows of any alignment
+ *   kr_norm_mixed_1, _2, _single  the same where some tensors of rows are float32 and some of the 16-bit type
+ *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from the cache
  * Several short rows share a block. Bound by memory. */
 #include "norm.cuh"
 
-/* What is normalised. */
-KR_DEV void read_summed(const int E, const kr_norm_plan &p, int64_t r, int64_t m, int inside, float (&v)[8]) {
+KR_DEV void add_run(const form f, const kr_norm_view &v, const raw_run &raw, float (&sum)[8]) {
   float other[8];
-  read_run(E, p.x, r, m, inside, v);
-  if (p.rowscale.data) {
-    const float scale = inside ? kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype) : 0.0f;
-    EACH(k) v[k] *= scale;
+  convert_run(f, v, raw, other);
+  EACH(k) sum[k] += other[k];
+}
+
+KR_DEV void multiply_gate(const form f, const kr_norm_view &v, const raw_run &raw, float (&x)[8]) {
+  float z[8];
+  convert_run(f, v, raw, z);
+  EACH(k) x[k] *= kr_silu(z[k]);
+}
+
+KR_DEV void scale_run(const form f, const kr_norm_view &weight, const kr_norm_view &bias, int64_t m, float scale, const float (&v)[8], float (&y)[8]) {
+  const form g = of_parameters(f);
+  const raw_run raw_w = load_run(g, weight, 0, m, 1), raw_b = load_run(g, bias, 0, m, 1);
+  float w[8], b[8];
+  convert_or(g, weight, raw_w, 1.0f, w);
+  convert_or(g, bias, raw_b, 0.0f, b);
+  EACH(k) y[k] = kr_fma(v[k] * scale, w[k], b[k]);
+}
+
+KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
+  KR_SHARED float shared[4 * MOST_WARPS];
+  const place at = here(p);
+  const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
+  const int n = r < p.R ? (int)p.n : 0;
+  raw_run raw[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
+  float v[KR_NORM_SINGLES][8], mean = 0.0f, squares = 0.0f;
+  EACH_UNIT(u) {
+    raw[u] = load_run(f, p.x, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
+    second[u] = load_run(f, p.second, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
+  }
+  EACH_UNIT(u) convert_run(f, p.x, raw[u], v[u]);
+  if (p.rowscale.data && n) {
+    const float scale = kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype);
+    EACH_UNIT(u) EACH(k) v[u][k] *= scale;
   }
   if (p.x1.data) {
-    read_run(E, p.x1, r, m, inside, other);
-    EACH(k) v[k] += other[k];
+    EACH_UNIT(u) raw[u] = load_run(f, p.x1, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
+    EACH_UNIT(u) add_run(f, p.x1, raw[u], v[u]);
   }
-  if (p.residual.data) {
-    read_run(E, p.residual, r, m, inside, other);
-    EACH(k) v[k] += other[k];
-  }
-  if (p.gate == KR_NORM_GATE_FIRST) {
-    read_run(E, p.z, r, m, inside, other);
-    EACH(k) v[k] *= kr_silu(other[k]);
-  }
-}
-
-KR_DEV void write_normed(const int E, const kr_norm_plan &p, int64_t r, int64_t m, const float (&v)[8], float mean, float scale) {
-  float w[8], b[8], y[8];
-  if (p.residual_out.data) write_run(E, p.residual_out, r, m, v);
-  read_or(E, p.weight, 0, m, 1, 1.0f, w);
-  read_or(E, p.bias, 0, m, 1, 0.0f, b);
-  EACH(k) y[k] = kr_fma((v[k] - mean) * scale, w[k], b[k]);
-  if (p.gate == KR_NORM_GATE_LAST) {
-    read_run(E, p.z, r, m, 1, w);
-    EACH(k) y[k] *= kr_silu(w[k]);
-  }
-  write_run(E, p.out, r, m, y);
-  if (!p.out1.data) return;
-  read_or(E, p.weight1, 0, m, 1, 1.0f, w);
-  read_or(E, p.bias1, 0, m, 1, 0.0f, b);
-  EACH(k) y[k] = kr_fma((v[k] - mean) * scale, w[k], b[k]);
-  write_run(E, p.out1, r, m, y);
-}
-
-KR_DEV void norm_in_registers(const kr_norm_plan &p, const int units) {
-  KR_SHARED float shared[32];
-  const int E = 8;
-  const place at = here(p);
-  const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub, n = r < p.R ? p.n : 0;
-  float v[KR_NORM_UNITS][8], mean = 0.0f, squares = 0.0f, unused = 0.0f;
-#pragma unroll
-  for (int u = 0; u < KR_NORM_UNITS; u++)
-    if (u < units) {
-      const int64_t m = (int64_t)(u * at.threads + at.thread) * E;
-      read_summed(E, p, r, at.group + m, m < n, v[u]);
-      EACH(k) mean += v[u][k];
+  if (p.gate == KR_NORM_GATE_FIRST) EACH_UNIT(u) multiply_gate(f, p.second, second[u], v[u]);
+  if (p.gate == KR_NORM_NO_GATE && p.second.data) EACH_UNIT(u) add_run(f, p.second, second[u], v[u]);
+  EACH_UNIT(u) EACH(k) mean += v[u][k];
+  mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
+  EACH_UNIT(u) {
+    if (p.residual_out.data && first_feature(at, f, u) < n) write_run(f, p.residual_out, r, at.group + first_feature(at, f, u), v[u]);
+    EACH(k) {
+      v[u][k] -= mean;
+      squares = first_feature(at, f, u) < n ? kr_fma(v[u][k], v[u][k], squares) : squares;
     }
-  if (p.rms) mean = 0.0f;
-  else sum_rows(p, at, mean, unused, shared);
-  mean *= p.inverse_n;
-#pragma unroll
-  for (int u = 0; u < KR_NORM_UNITS; u++)
-    if (u < units && (int64_t)(u * at.threads + at.thread) * E < n) EACH(k) squares = kr_fma(v[u][k] - mean, v[u][k] - mean, squares);
-  sum_rows(p, at, squares, unused, shared);
+  }
+  squares = sum_row(p, at, squares, shared + MOST_WARPS);
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));
-#pragma unroll
-  for (int u = 0; u < KR_NORM_UNITS; u++)
-    if (u < units) {
-      const int64_t m = (int64_t)(u * at.threads + at.thread) * E;
-      if (m < n) write_normed(E, p, r, at.group + m, v[u], mean, scale);
-    }
+  EACH_UNIT(u) {
+    const int64_t m = at.group + first_feature(at, f, u);
+    float y[8];
+    if (first_feature(at, f, u) >= n) continue;
+    scale_run(f, p.weight, p.bias, m, scale, v[u], y);
+    if (p.gate == KR_NORM_GATE_LAST) multiply_gate(f, p.second, second[u], y);
+    write_run(f, p.out, r, m, y);
+    if (!p.out1.data) continue;
+    scale_run(f, p.weight1, p.bias1, m, scale, v[u], y);
+    write_run(f, p.out1, r, m, y);
+  }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_plan p) { norm_in_registers(p, 1); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_2(const kr_norm_plan p) { norm_in_registers(p, 2); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_plan p) { norm_in_registers(p, form{8, 1, 0, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, KR_DTYPE == 0 ? 1 : 2) kr_norm_2(const kr_norm_plan p) { norm_in_registers(p, form{8, 2, 0, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 1, 1, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 2, 1, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_plan p) { norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_plan p) { norm_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0}); }
+
+/* What is normalised. */
+KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
+  float v = get(p.x, r, m, 0.0f);
+  if (p.rowscale.data) v *= kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype);
+  v += get(p.x1, r, m, 0.0f);
+  if (p.gate == KR_NORM_GATE_FIRST) return v * kr_silu(get(p.second, r, m, 0.0f));
+  return p.gate == KR_NORM_NO_GATE ? v + get(p.second, r, m, 0.0f) : v;
+}
 
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_plan p) {
-  KR_SHARED float shared[32];
-  const int E = 1;
+  KR_SHARED float shared[4 * MOST_WARPS];
   const place at = here(p);
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub, n = r < p.R ? p.n : 0;
-  float v[8], mean = 0.0f, squares = 0.0f, unused = 0.0f;
-  for (int64_t m = at.thread; m < n && !p.rms; m += at.threads) {
-    read_summed(E, p, r, at.group + m, 1, v);
-    mean += v[0];
-  }
-  sum_rows(p, at, mean, unused, shared);
-  mean *= p.inverse_n;
+  float mean = 0.0f, squares = 0.0f;
+  for (int64_t m = at.thread; m < n && !p.rms; m += at.threads) mean += summed_at(p, r, at.group + m);
+  mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
   for (int64_t m = at.thread; m < n; m += at.threads) {
-    read_summed(E, p, r, at.group + m, 1, v);
-    squares = kr_fma(v[0] - mean, v[0] - mean, squares);
+    const float v = summed_at(p, r, at.group + m) - mean;
+    squares = kr_fma(v, v, squares);
   }
-  sum_rows(p, at, squares, unused, shared);
+  squares = sum_row(p, at, squares, shared + MOST_WARPS);
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));
-  for (int64_t m = at.thread; m < n; m += at.threads) {
-    read_summed(E, p, r, at.group + m, 1, v);
-    write_normed(E, p, r, at.group + m, v, mean, scale);
+  for (int64_t i = at.thread; i < n; i += at.threads) {
+    const int64_t m = at.group + i;
+    const float v = summed_at(p, r, m), xhat = (v - mean) * scale, y = kr_fma(xhat, get(p.weight, 0, m, 1.0f), get(p.bias, 0, m, 0.0f));
+    put(p.residual_out, r, m, v);
+    put(p.out, r, m, p.gate == KR_NORM_GATE_LAST ? y * kr_silu(get(p.second, r, m, 0.0f)) : y);
+    put(p.out1, r, m, kr_fma(xhat, get(p.weight1, 0, m, 1.0f), get(p.bias1, 0, m, 0.0f)));
   }
 }

@@ -1,51 +1,85 @@
-/* norm.cuh: runs of features of any type, sums over a row's threads, gates. */
+/* norm.cuh: runs of features of any type, sums over a row's threads, gates. Compiled once per 16-bit storage type KR_DTYPE, whose tensors
+ * may be mixed with float32 ones, and once for float32 alone. */
 #ifndef KR_NORM_CUH
 #define KR_NORM_CUH
 
 #include "kernel.cuh"
 #include "norm_plan.h"
 
-/* Functions take E as a constant: 8 features of 16-byte runs, or one feature at any stride. */
-#define EACH(k)                          \
-  _Pragma("unroll") for (int k = 0; k < 8; k++) \
-    if (k < E)
+/* What functions take as a constant. */
+typedef struct form {
+  int E, units; /* features of a run: 8 of 16 bytes, or one; runs of a thread, 32 runs apart */
+  int mixed;    /* 0: the tensors of rows are all of type KR_DTYPE. Parameters may always be float32 */
+  int ahead;    /* backward: the next row's loads are under way while a row is worked on */
+  int keep;     /* backward: a row as stored and the weights stay in registers, else they are read again where they are needed */
+} form;
 
-/* Features m ... m + E - 1 of row r; zeros outside. */
-KR_DEV void read_run(const int E, const kr_norm_view &v, int64_t r, int64_t m, int inside, float (&x)[8]) {
-  EACH(k) x[k] = 0.0f;
-  if (!inside) return;
-  const int64_t at = r * v.row + m * v.col;
-  if (E == 1) {
-    x[0] = kr_load(v.data, at, v.dtype);
-  } else if (v.dtype == KRAIT_F32) {
-    const kr_float4 low = *(const kr_float4 *)((const float *)v.data + at), high = *(const kr_float4 *)((const float *)v.data + at + 4);
-    EACH(k) x[k] = k < 4 ? low.v[k & 3] : high.v[k & 3];
+#define EACH(k) _Pragma("unroll") for (int k = 0; k < f.E; k++)
+#define EACH_UNIT(u) _Pragma("unroll") for (int u = 0; u < f.units; u++)
+
+/* A run as stored: nothing is converted until the loads of all tensors are on their way. */
+typedef struct raw_run {
+  kr_raw16 low, high; /* high: of float32 */
+} raw_run;
+
+KR_DEV int is_wide(const form f, const kr_norm_view &v) { return KR_DTYPE == KRAIT_F32 || (f.mixed && v.dtype == KRAIT_F32); }
+
+/* Features m ... m + E - 1 of row r, which lie together; zeros outside, and where the view is absent. */
+KR_DEV raw_run load_run(const form f, const kr_norm_view &v, int64_t r, int64_t m, int inside) {
+  raw_run raw = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
+  const int64_t at = r * v.row + m;
+  if (!v.data || !inside) return raw;
+  if (is_wide(f, v)) {
+    const float *from = (const float *)v.data + at;
+    if (f.E == 1) raw.low.w[0] = kr_float_to_bits(*from);
+    else raw.low = *(const kr_raw16 *)from, raw.high = *(const kr_raw16 *)(from + 4);
   } else {
-    const kr_raw16 raw = *(const kr_raw16 *)((const uint16_t *)v.data + at);
-    EACH(k) x[k] = kr_unpack(raw.w[k >> 1], k & 1, v.dtype);
+    const uint16_t *from = (const uint16_t *)v.data + at;
+    if (f.E == 1) raw.low.w[0] = *from;
+    else raw.low = *(const kr_raw16 *)from;
   }
+  return raw;
 }
 
-KR_DEV void write_run(const int E, const kr_norm_view &v, int64_t r, int64_t m, const float (&x)[8]) {
-  const int64_t at = r * v.row + m * v.col;
-  if (E == 1) {
-    kr_store(v.data, at, v.dtype, x[0]);
-  } else if (v.dtype == KRAIT_F32) {
+KR_DEV void convert_run(const form f, const kr_norm_view &v, const raw_run &raw, float (&x)[8]) {
+  if (is_wide(f, v)) EACH(k) x[k] = kr_bits_to_float(k < 4 ? raw.low.w[k & 3] : raw.high.w[k & 3]);
+  else EACH(k) x[k] = kr_unpack(raw.low.w[k >> 1], k & 1, KR_DTYPE);
+}
+
+/* The same, `other` everywhere where the view is absent. */
+KR_DEV void convert_or(const form f, const kr_norm_view &v, const raw_run &raw, float other, float (&x)[8]) {
+  if (v.data) convert_run(f, v, raw, x);
+  else EACH(k) x[k] = other;
+}
+
+/* For parameters, of either type always. */
+KR_DEV form of_parameters(const form f) { return form{f.E, f.units, 1, f.ahead, f.keep}; }
+KR_DEV void read_parameter(const form f, const kr_norm_view &v, int64_t m, int inside, float other, float (&x)[8]) {
+  const form g = of_parameters(f);
+  convert_or(g, v, load_run(g, v, 0, m, inside), other, x);
+}
+
+KR_DEV void write_run(const form f, const kr_norm_view &v, int64_t r, int64_t m, const float (&x)[8]) {
+  const int64_t at = r * v.row + m;
+  if (is_wide(f, v)) {
+    float *to = (float *)v.data + at;
     const kr_float4 low = {{x[0], x[1], x[2], x[3]}}, high = {{x[4], x[5], x[6], x[7]}};
-    *(kr_float4 *)((float *)v.data + at) = low;
-    *(kr_float4 *)((float *)v.data + at + 4) = high;
+    if (f.E == 1) *to = x[0];
+    else *(kr_float4 *)to = low, *(kr_float4 *)(to + 4) = high;
+  } else if (f.E == 1) {
+    kr_store(v.data, at, KR_DTYPE, x[0]);
   } else {
     kr_raw16 raw;
 #pragma unroll
-    for (int k = 0; k < 4; k++) raw.w[k] = kr_pack(x[2 * k], x[2 * k + 1], v.dtype);
+    for (int k = 0; k < 4; k++) raw.w[k] = kr_pack(x[2 * k], x[2 * k + 1], KR_DTYPE);
     *(kr_raw16 *)((uint16_t *)v.data + at) = raw;
   }
 }
 
-/* The same, `other` everywhere where the view is absent. */
-KR_DEV void read_or(const int E, const kr_norm_view &v, int64_t r, int64_t m, int inside, float other, float (&x)[8]) {
-  if (v.data) return read_run(E, v, r, m, inside, x);
-  EACH(k) x[k] = other;
+/* One feature of a view of any type, for the kernels that take any. */
+KR_DEV float get(const kr_norm_view &v, int64_t r, int64_t m, float other) { return v.data ? kr_load(v.data, r * v.row + m * v.col, v.dtype) : other; }
+KR_DEV void put(const kr_norm_view &v, int64_t r, int64_t m, float x) {
+  if (v.data) kr_store(v.data, r * v.row + m * v.col, v.dtype, x);
 }
 
 /* Where a thread stands: its row's number in the block, and its number among the row's threads. */
@@ -63,18 +97,36 @@ KR_DEV place here(const kr_norm_plan &p) {
   return at;
 }
 
-/* a and b summed over the threads of each row, in the same order always; every thread of the block calls it. */
-KR_DEV void sum_rows(const kr_norm_plan &p, const place &at, float &a, float &b, float *shared) {
-  for (int d = 16; d; d >>= 1) {
-    a += kr_shuffle_xor(a, d);
-    b += kr_shuffle_xor(b, d);
-  }
+/* The thread's unit u, counted in the group. */
+KR_DEV int first_feature(const place &at, const form f, int u) { return ((at.thread >> 5) * 32 * f.units + (at.thread & 31)) * f.E + u * 32 * f.E; }
+
+enum { MOST_WARPS = KR_NORM_THREADS / 32 };
+
+/* v summed over a row's threads, in the same order always; every thread of the block calls it. A block's sums by turns take different
+ * places in shared memory, so that one barrier is enough for each. */
+KR_DEV float sum_warps(const kr_norm_plan &p, const place &at, const float *shared) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < MOST_WARPS; k++)
+    if (k < p.warps) sum += shared[at.sub * p.warps + k];
+  return sum;
+}
+
+KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
+  for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  if (p.warps == 1) return v;
+  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = v;
+  kr_sync();
+  return sum_warps(p, at, shared);
+}
+
+/* Two sums at once. */
+KR_DEV void sum_row_pair(const kr_norm_plan &p, const place &at, float &a, float &b, float *shared) {
+  for (int d = 16; d; d >>= 1) a += kr_shuffle_xor(a, d), b += kr_shuffle_xor(b, d);
   if (p.warps == 1) return;
+  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = a, shared[MOST_WARPS + (kr_thread() >> 5)] = b;
   kr_sync();
-  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = a, shared[16 + (kr_thread() >> 5)] = b;
-  kr_sync();
-  a = b = 0.0f;
-  for (int k = 0; k < p.warps; k++) a += shared[at.sub * p.warps + k], b += shared[16 + at.sub * p.warps + k];
+  a = sum_warps(p, at, shared), b = sum_warps(p, at, shared + MOST_WARPS);
 }
 
 /* silu'(z) */

@@ -5,15 +5,24 @@
 #include "status.h"
 #include "view.h"
 
-static const kr_kernel fwd_1 = {"norm", "kr_norm_1"}, fwd_2 = {"norm", "kr_norm_2"}, fwd_any = {"norm", "kr_norm_any"};
-static const kr_kernel bwd_1 = {"norm_bwd", "kr_norm_bwd_1"}, bwd_2 = {"norm_bwd", "kr_norm_bwd_2"}, bwd_any = {"norm_bwd", "kr_norm_bwd_any"}, sum_kernel = {"norm_bwd", "kr_norm_sum"};
+/* Forms of a row in registers, and the kernels by form and storage type. */
+enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE };
+static const kr_kernel forward[][3] = {KR_BY_TYPE("norm", "kr_norm_any"), KR_BY_TYPE("norm", "kr_norm_1"), KR_BY_TYPE("norm", "kr_norm_2"), KR_BY_TYPE("norm", "kr_norm_single_8"),
+  KR_BY_TYPE("norm", "kr_norm_single_16"), KR_BY_TYPE("norm", "kr_norm_mixed_1"), KR_BY_TYPE("norm", "kr_norm_mixed_2"), KR_BY_TYPE("norm", "kr_norm_mixed_single")};
+static const kr_kernel backward[][3] = {KR_BY_TYPE("norm_bwd", "kr_norm_bwd_any"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_8"),
+  KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_16"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_single")};
+static const kr_kernel sum_kernel[] = KR_BY_TYPE("norm_bwd", "kr_norm_sum");
 
-enum { SHARED_BLOCK_WARPS = 4, MOST_GROUPS = 65535, FEWEST_ROWS_PER_PART = 4, THREADS_PER_MULTIPROCESSOR = 1024 };
+enum { SHARED_BLOCK_WARPS = 4, MOST_GROUPS = 65535, FEWEST_ROWS_PER_PART = 4, THREADS_PER_MULTIPROCESSOR = 512 };
 
-/* A tensor (R, M), or (M) where by_row is 0. plan->packs becomes 0 when runs of 8 features are not aligned in it. */
+/* A tensor (R, M), or (M) where by_row is 0; the plan learns its type and what runs of features there are in it. */
 static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row) {
   const kr_norm_view to = {v->data, by_row ? v->stride[0] : 0, v->stride[by_row], v->dtype, 0};
-  if (to.data && (to.col != 1 || to.row % 8 != 0 || (uintptr_t)to.data % 16 != 0)) plan->packs = 0;
+  if (!to.data) return to;
+  if (to.col != 1) plan->run = 0;
+  else if (plan->run && (to.row % 8 != 0 || (uintptr_t)to.data % 16 != 0)) plan->run = 1;
+  plan->types |= 1 << to.dtype;
+  if (by_row) plan->row_types |= 1 << to.dtype;
   return to;
 }
 
@@ -21,31 +30,43 @@ static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row)
 static kr_norm_view vector_of(const krait_view *v) { return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0}; }
 
 static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms) {
-  const int packs = group_size % 8 == 0 && group_size <= (int64_t)KR_NORM_THREADS * KR_NORM_UNITS * 8;
-  return (kr_norm_plan){.R = R, .M = M, .n = group_size, .eps = eps, .inverse_n = (float)(1.0 / (double)group_size), .rms = rms, .n_sums = 2, .packs = packs};
+  return (kr_norm_plan){.R = R, .M = M, .n = group_size, .eps = eps, .inverse_n = (float)(1.0 / (double)group_size), .rms = rms, .n_sums = 2, .run = group_size % 8 == 0 ? 8 : 1};
 }
 
-/* Threads of a row, and rows of a block; once every view is known. */
-static void share_threads(kr_norm_plan *p) {
-  const int64_t units = p->packs ? p->n / 8 : p->n, per_thread = p->packs && units > KR_NORM_SMALL_THREADS ? KR_NORM_UNITS : 1;
-  const int64_t warps = (units + 32 * per_thread - 1) / (32 * per_thread);
+/* The 16-bit type among the views, else float32. */
+static int dtype_of(const kr_norm_plan *p) { return p->types & 1 << KRAIT_F16 ? KRAIT_F16 : p->types & 1 << KRAIT_BF16 ? KRAIT_BF16 : KRAIT_F32; }
+
+static int is_mixed(const kr_norm_plan *p) { return dtype_of(p) != KRAIT_F32 && (p->row_types & 1 << KRAIT_F32) != 0; }
+
+static int form_of(const kr_norm_plan *p) {
+  if (p->run == 8) return (is_mixed(p) ? MIXED_1 : RUNS_1) + p->units - 1;
+  if (p->run == 0) return ANY;
+  return is_mixed(p) ? MIXED_SINGLE : p->units == KR_NORM_FEW_SINGLES ? SINGLE_8 : SINGLE_16;
+}
+
+/* Once every view is known: runs of a thread, threads of a row, and rows of a block. most_threads: of a row where a thread has the fewer runs. */
+static void share_threads(kr_norm_plan *p, int64_t most_threads) {
+  const int64_t few = p->run == 8 ? 1 : KR_NORM_FEW_SINGLES, many = p->run == 8 ? 2 : is_mixed(p) ? few : KR_NORM_SINGLES;
+  const int two_halves = p->types & 1 << KRAIT_F16 && p->types & 1 << KRAIT_BF16;
+  if (p->n > KR_NORM_THREADS * many * p->run || two_halves || p->n_sums > 2) p->run = 0;
+  if (is_mixed(p) && p->run == 1) most_threads = KR_NORM_THREADS;
+  p->units = (int32_t)(!p->run ? 0 : p->n <= most_threads * few * p->run ? few : many);
+  const int64_t per_warp = 32 * (p->run ? p->run * p->units : 1), warps = (p->n + per_warp - 1) / per_warp;
   p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
   p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
 }
 
-static int is_small(const kr_norm_plan *p) { return p->n <= (int64_t)KR_NORM_SMALL_THREADS * 8; }
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
 
 static int32_t run_forward(const krait_ctx *ctx, kr_norm_plan *p, void *stream, uint64_t tier) {
-  share_threads(p);
+  share_threads(p, KR_NORM_SMALL_THREADS);
   const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = stream};
-  return kr_cuda_launch(ctx->cuda, tier, !p->packs ? &fwd_any : is_small(p) ? &fwd_1 : &fwd_2, &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }
 
 /* Parts: enough blocks to fill the device, and a few rows for each part. */
 static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
-  if (p->n_sums > 2) p->packs = 0;
-  share_threads(p);
+  share_threads(p, KR_NORM_THREADS);
   const int64_t threads = 32ll * p->warps * p->rows_per_block, per_part = (int64_t)FEWEST_ROWS_PER_PART * p->rows_per_block;
   int64_t blocks = (p->R + per_part - 1) / per_part, most = kr_cuda_info(ctx->cuda)->n_multiprocessors * (THREADS_PER_MULTIPROCESSOR / threads) / groups_of(p);
   if (most < 1) most = 1;
@@ -56,13 +77,12 @@ static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
 static uint64_t part_bytes(const kr_norm_plan *p) { return kr_scratch_round((uint64_t)p->n_parts * (uint64_t)p->n_sums * (uint64_t)p->M * 4); }
 
 static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
-  const kr_kernel *kernel = !p->packs ? &bwd_any : is_small(p) ? &bwd_1 : &bwd_2;
   const kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
   const kr_grid sum = {.x = (uint32_t)((p->M + 31) / 32), .y = (uint32_t)p->n_sums, .block = KR_NORM_SUM_THREADS, .stream = call->stream};
   p->part = call->scratch;
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, &grid, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &backward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p));
   for (int i = 0; i < p->n_sums; i++)
-    if (p->sums[i].data) return kr_cuda_launch(ctx->cuda, tier, &sum_kernel, &sum, p, sizeof *p);
+    if (p->sums[i].data) return kr_cuda_launch(ctx->cuda, tier, &sum_kernel[dtype_of(p)], &sum, p, sizeof *p);
   return KRAIT_OK;
 }
 
@@ -82,7 +102,7 @@ static uint64_t no_scratch(const krait_ctx *ctx, const void *args) {
 static int32_t run_add(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_add_norm_args *a = args;
   kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0);
-  p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.residual = view_of(&p, &a->residual, 1), p.rowscale = vector_of(&a->rowscale);
+  p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.second = view_of(&p, &a->residual, 1), p.rowscale = vector_of(&a->rowscale);
   p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0), p.bias1 = view_of(&p, &a->bias1, 0);
   p.out = view_of(&p, &a->out, 1), p.out1 = view_of(&p, &a->out1, 1), p.residual_out = view_of(&p, &a->residual_out, 1);
   return run_forward(ctx, &p, a->call.stream, tier);
@@ -93,7 +113,7 @@ static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_
   const krait_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   p.n_sums = kr_has(&a->weight1) ? 4 : 2;
   p.x = view_of(&p, &a->v, 1), p.rowscale = vector_of(&a->rowscale), p.weight = view_of(&p, &a->weight, 0), p.weight1 = view_of(&p, &a->weight1, 0);
-  p.dout = view_of(&p, &a->dout, 1), p.dout1 = view_of(&p, &a->dout1, 1), p.dresidual_out = view_of(&p, &a->dresidual_out, 1);
+  p.dout = view_of(&p, &a->dout, 1), p.dout1 = view_of(&p, &a->dout1, 1), p.second = view_of(&p, &a->dresidual_out, 1);
   p.dx = view_of(&p, &a->dx, 1), p.dx1 = view_of(&p, &a->dx1, 1), p.dresidual = view_of(&p, &a->dresidual, 1);
   for (int i = 0; i < 4; i++) p.sums[i] = vector_of(sums[i]);
   deal_rows(ctx, &p);
@@ -132,14 +152,14 @@ static int32_t run_gated(const krait_ctx *ctx, const void *args, uint64_t tier) 
   const krait_gated_norm_args *a = args;
   kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0);
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.z = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
+  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
   return run_forward(ctx, &p, a->call.stream, tier);
 }
 
 static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a) {
   kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0);
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.z = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
+  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
   p.dout = view_of(&p, &a->dout, 1), p.dx = view_of(&p, &a->dx, 1), p.dz = view_of(&p, &a->dz, 1);
   p.sums[0] = vector_of(&a->dweight), p.sums[1] = vector_of(&a->dbias);
   deal_rows(ctx, &p);

@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-/* A row in registers is at most KR_NORM_UNITS runs of 8 features for each of KR_NORM_THREADS threads. */
-enum { KR_NORM_UNITS = 2, KR_NORM_THREADS = 512, KR_NORM_SMALL_THREADS = 256, KR_NORM_SUM_THREADS = 256 };
+/* A row in registers is at most 2 runs of 8 features, or KR_NORM_SINGLES features, for each of KR_NORM_THREADS threads. */
+enum { KR_NORM_FEW_SINGLES = 8, KR_NORM_SINGLES = 16, KR_NORM_THREADS = 512, KR_NORM_SMALL_THREADS = 256, KR_NORM_SUM_THREADS = 256 };
 enum { KR_NORM_NO_GATE, KR_NORM_GATE_LAST, KR_NORM_GATE_FIRST };
 
 typedef struct kr_norm_view {
@@ -19,11 +19,12 @@ typedef struct kr_norm_plan {
   int64_t R, M, n;              /* rows, features, features of a group; blocks in y are groups */
   float eps, inverse_n;
   int32_t rms, gate, warps, rows_per_block; /* warps: of a row */
-  int32_t packs;                /* runs of 8 features are aligned to 16 bytes in every view, and the row fits registers */
+  int32_t run, units;           /* features of a run: 8 where such are aligned to 16 bytes in every view, else 1, 0 where the row does not lie in registers; runs of a thread */
+  int32_t row_types, types;     /* of the tensors of rows, and of all: 1 << dtype */
   int32_t n_parts, n_sums;      /* backward: rows are dealt to n_parts, each sums its own parameter gradients */
-  kr_norm_view x, x1, residual, rowscale, z, weight, bias, weight1, bias1;
+  kr_norm_view x, x1, second, rowscale, weight, bias, weight1, bias1; /* second: the gate z, or what is added: the residual, backward dresidual_out */
   kr_norm_view out, out1, residual_out;
-  kr_norm_view dout, dout1, dresidual_out, dx, dx1, dresidual, dz;
+  kr_norm_view dout, dout1, dx, dx1, dresidual, dz;
   kr_norm_view sums[4];         /* dweight, dbias, dweight1, dbias1 */
   float *part;                  /* (n_parts, n_sums, M) */
 } kr_norm_plan;
