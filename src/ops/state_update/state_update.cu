@@ -1,77 +1,138 @@
-/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c
- * has the equation). Bound by reading and writing the state once. */
+/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c has the equation).
+ *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
+ *   kr_state_update_any          any types, strides and number of states
+ * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
 #include "pack.cuh"
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
   kr_divisor P, H, heads_per_group;
-  int32_t lanes, lanes_shift, packs; /* threads per channel, a power of two up to 32; packs: four states at a time */
+  int32_t lanes, lanes_shift; /* threads per channel, a power of two up to 32 */
 } kr_update_plan;
 
 KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return i * v.stride[0] + j * v.stride[1] + k * v.stride[2]; }
 KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
 
+/* Types of the tensors, as constants where a kernel is for these alone. */
+typedef struct types {
+  int32_t state, input; /* input: x, dt, z, B, C */
+} types;
+
+/* Elements as stored, so that all of a thread's loads are on their way before the first of them is waited for; 0 for absent views. */
+KR_DEV uint32_t load_one(const krait_view &v, int32_t dtype, int64_t offset) {
+  if (!v.data) return 0;
+  return dtype == KRAIT_F32 ? ((const uint32_t *)v.data)[offset] : ((const uint16_t *)v.data)[offset];
+}
+KR_DEV float one_of(int32_t dtype, uint32_t raw) { return dtype == KRAIT_F32 ? kr_bits_to_float(raw) : kr_unpack(raw, 0, dtype); }
+
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
 } four_halves;
 
-/* Four elements that lie together: one access, one branch. */
-KR_DEV void load4(const krait_view &v, int64_t offset, float (&x)[4]) {
-  if (v.dtype == KRAIT_F32) {
-    kr_float4 q = *(const kr_float4 *)((const float *)v.data + offset);
+/* Four elements that lie together. */
+KR_DEV kr_raw16 load_four(const krait_view &v, int32_t dtype, int64_t offset) {
+  if (dtype == KRAIT_F32) return *(const kr_raw16 *)((const float *)v.data + offset);
+  const four_halves q = *(const four_halves *)((const uint16_t *)v.data + offset);
+  return kr_raw16{{q.w[0], q.w[1], 0, 0}};
+}
+KR_DEV void four_of(int32_t dtype, const kr_raw16 &raw, float (&x)[4]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) x[k] = q.v[k];
-  } else {
-    const four_halves q = *(const four_halves *)((const uint16_t *)v.data + offset);
-#pragma unroll
-    for (int k = 0; k < 4; k++) x[k] = kr_unpack(q.w[k >> 1], k & 1, v.dtype);
-  }
+  for (int k = 0; k < 4; k++) x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update(const kr_update_plan p) {
+/* Which step and channel a thread works on, and where its tensors are. */
+typedef struct place {
+  int64_t b, h, c, row, s0, A0, B0, C0; /* row of the state, negative: the step is not taken; offsets of state 0 */
+  int exists, live, lane;
+} place;
+
+KR_DEV place here(const kr_update_plan &p) {
   const krait_state_update_args &a = p.a;
-  uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row32, b32;
-  const int lane = kr_thread() & (p.lanes - 1);
-  row32 = kr_divide(i, p.P), b32 = kr_divide(row32, p.H);
-  const int exists = b32 < a.B;
-  if (!exists) i = row32 = b32 = 0;
-  const int64_t c = i - row32 * p.P.by, h = row32 - b32 * p.H.by, b = b32, g = kr_divide((uint32_t)h, p.heads_per_group);
-  const int64_t row = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]] : b;
-  float dt = get(a.dt, at3(a.dt, b, h, c)), x = get(a.x, at3(a.x, b, h, c)), y = 0.0f;
-  if (a.dt_bias.data) dt += get(a.dt_bias, h * a.dt_bias.stride[0] + c * a.dt_bias.stride[1]);
-  if (a.call.flags & KRAIT_UPDATE_SOFTPLUS) dt = kr_softplus(dt);
-  const int64_t s0 = row * a.state.stride[0] + h * a.state.stride[1] + c * a.state.stride[2];
-  const int64_t A0 = at3(a.A, h, c, 0), B0 = at3(a.Bmat, b, g, 0), C0 = at3(a.Cmat, b, g, 0);
-  if (exists && row >= 0 && p.packs) {
-    for (int64_t n = lane * 4; n < a.N; n += 4 * p.lanes) {
-      float s[4], A[4], B[4], C[4];
-      load4(a.state, s0 + n, s);
-      load4(a.A, A0 + n, A);
-      load4(a.Bmat, B0 + n, B);
-      load4(a.Cmat, C0 + n, C);
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        s[k] = kr_fma(kr_exp(dt * A[k]), s[k], dt * x * B[k]);
-        y = kr_fma(C[k], s[k], y);
-      }
-      if (a.state.dtype == KRAIT_F32) {
-        kr_float4 q = {{s[0], s[1], s[2], s[3]}};
-        *(kr_float4 *)((float *)a.state.data + s0 + n) = q;
-      } else {
-        *(four_halves *)((uint16_t *)a.state.data + s0 + n) = four_halves{{kr_pack(s[0], s[1], a.state.dtype), kr_pack(s[2], s[3], a.state.dtype)}};
-      }
-    }
-  } else if (exists && row >= 0) {
-    for (int64_t n = lane; n < a.N; n += p.lanes) {
-      int64_t at = s0 + n * a.state.stride[3];
-      float s = kr_fma(kr_exp(dt * get(a.A, A0 + n * a.A.stride[2])), get(a.state, at), dt * x * get(a.Bmat, B0 + n * a.Bmat.stride[2]));
-      kr_store(a.state.data, at, a.state.dtype, s);
-      y = kr_fma(get(a.Cmat, C0 + n * a.Cmat.stride[2]), s, y);
-    }
-  }
+  place at;
+  uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row = kr_divide(i, p.P), b = kr_divide(row, p.H);
+  at.lane = kr_thread() & (p.lanes - 1);
+  at.exists = b < a.B;
+  if (!at.exists) i = row = b = 0;
+  at.c = i - row * p.P.by, at.h = row - b * p.H.by, at.b = b;
+  const int64_t g = kr_divide((uint32_t)at.h, p.heads_per_group);
+  at.row = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[at.b * a.state_batch_indices.stride[0]] : at.b;
+  at.live = at.exists && at.row >= 0;
+  at.s0 = at.row * a.state.stride[0] + at.h * a.state.stride[1] + at.c * a.state.stride[2];
+  at.A0 = at3(a.A, at.h, at.c, 0), at.B0 = at3(a.Bmat, at.b, g, 0), at.C0 = at3(a.Cmat, at.b, g, 0);
+  return at;
+}
+
+/* What a thread reads once. */
+typedef struct scalars {
+  uint32_t dt, x, bias, D, z;
+} scalars;
+
+KR_DEV scalars load_scalars(const krait_state_update_args &a, const place &at, const types t) {
+  return scalars{load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)), load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)), load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
+                 load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0)), load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c))};
+}
+
+KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
+  if (a.dt_bias.data) dt += one_of(a.dt_bias.dtype, raw_bias);
+  return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? kr_softplus(dt) : dt;
+}
+
+/* y: this lane's part of the sum over states. */
+KR_DEV void write_output(const kr_update_plan &p, const place &at, float y, float x, float z, uint32_t raw_D) {
+  const krait_state_update_args &a = p.a;
   for (int d = 1; d < p.lanes; d <<= 1) y += kr_shuffle_xor(y, d);
-  if (!exists || lane) return;
-  if (a.Dvec.data) y += get(a.Dvec, h * a.Dvec.stride[0] + c * a.Dvec.stride[1]) * x;
-  if (a.z.data) y *= kr_silu(get(a.z, at3(a.z, b, h, c)));
-  kr_store(a.out.data, at3(a.out, b, h, c), a.out.dtype, row < 0 ? 0.0f : y);
+  if (!at.exists || at.lane) return;
+  if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
+  if (a.z.data) y *= kr_silu(z);
+  kr_store(a.out.data, at3(a.out, at.b, at.h, at.c), a.out.dtype, at.row < 0 ? 0.0f : y);
+}
+
+/* Where all states of a channel decay alike, its A has stride 0. */
+KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
+  if (A.stride[2]) return load_four(A, KRAIT_F32, offset + n);
+  const uint32_t one = load_one(A, KRAIT_F32, offset);
+  return kr_raw16{{one, one, one, one}};
+}
+
+/* Four states a lane, once. */
+KR_DEV void update_fours(const kr_update_plan &p, const types t) {
+  const krait_state_update_args &a = p.a;
+  const place at = here(p);
+  const int n = at.lane * 4, mine = at.live && n < a.N;
+  kr_raw16 raw_s = {}, raw_A = {}, raw_B = {}, raw_C = {};
+  if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n), raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
+  const scalars raw = load_scalars(a, at, t);
+  const float x = one_of(t.input, raw.x), dt = time_step(a, one_of(t.input, raw.dt), raw.bias);
+  float s[4], A[4], B[4], C[4], y = 0.0f;
+  four_of(t.state, raw_s, s);
+  four_of(KRAIT_F32, raw_A, A);
+  four_of(t.input, raw_B, B);
+  four_of(t.input, raw_C, C);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    s[k] = kr_fma(kr_exp(dt * A[k]), s[k], dt * x * B[k]);
+    y = kr_fma(C[k], s[k], y);
+  }
+  if (mine && t.state == KRAIT_F32) *(kr_float4 *)((float *)a.state.data + at.s0 + n) = kr_float4{{s[0], s[1], s[2], s[3]}};
+  else if (mine) *(four_halves *)((uint16_t *)a.state.data + at.s0 + n) = four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
+  write_output(p, at, y, x, one_of(t.input, raw.z), raw.D);
+}
+
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) { update_fours(p, types{KRAIT_F32, KR_DTYPE}); }
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) { update_fours(p, types{KR_DTYPE, KR_DTYPE}); }
+
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_plan p) {
+  const krait_state_update_args &a = p.a;
+  const place at = here(p);
+  const float x = get(a.x, at3(a.x, at.b, at.h, at.c)), z = a.z.data ? get(a.z, at3(a.z, at.b, at.h, at.c)) : 0.0f;
+  const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)), raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0));
+  const float dt = time_step(a, get(a.dt, at3(a.dt, at.b, at.h, at.c)), raw_bias);
+  float y = 0.0f;
+  for (int64_t n = at.lane; n < a.N && at.live; n += p.lanes) {
+    const int64_t to = at.s0 + n * a.state.stride[3];
+    const float s = kr_fma(kr_exp(dt * get(a.A, at.A0 + n * a.A.stride[2])), get(a.state, to), dt * x * get(a.Bmat, at.B0 + n * a.Bmat.stride[2]));
+    kr_store(a.state.data, to, a.state.dtype, s);
+    y = kr_fma(get(a.Cmat, at.C0 + n * a.Cmat.stride[2]), s, y);
+  }
+  write_output(p, at, y, x, z, raw_D);
 }

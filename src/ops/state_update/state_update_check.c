@@ -39,6 +39,7 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
   kr_case_fill_normal(c, &a->Bmat, 0, 1);
   kr_case_fill_normal(c, &a->Cmat, 0, 1);
   expand(c, &a->A);
+  if (kr_case_chance(c, 0.2)) a->A.stride[2] = 0;
   expand(c, &a->dt);
   krait_view *const options[] = {&a->Dvec, &a->dt_bias};
   for (int i = 0; i < 2; i++) {

@@ -6,10 +6,10 @@
 typedef struct kr_update_plan {
   krait_state_update_args a;
   kr_divisor P, H, heads_per_group;
-  int32_t lanes, lanes_shift, packs;
+  int32_t lanes, lanes_shift;
 } kr_update_plan;
 
-static const kr_kernel kernel = {"state_update", "kr_state_update"};
+static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"), same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"), any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
 
 /* Four elements along the last of n dimensions are one aligned access. */
 static int by_fours(const krait_view *v, int n) {
@@ -18,15 +18,23 @@ static int by_fours(const krait_view *v, int n) {
   return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
+/* Up to 32 lanes of four states each, of types that a kernel is made for. */
+static int takes_fours(const krait_state_update_args *a) {
+  const int one_input = a->dt.dtype == a->x.dtype && a->Bmat.dtype == a->x.dtype && a->Cmat.dtype == a->x.dtype && (!kr_has(&a->z) || a->z.dtype == a->x.dtype);
+  if (!one_input || (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype)) return 0;
+  return a->N % 4 == 0 && a->N <= 128 && by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) && by_fours(&a->Cmat, 3);
+}
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
-  p.packs = p.a.N % 4 == 0 && by_fours(&p.a.state, 4) && by_fours(&p.a.A, 3) && by_fours(&p.a.Bmat, 3) && by_fours(&p.a.Cmat, 3);
-  const int64_t units = p.packs ? p.a.N / 4 : p.a.N;
+  const int by_four = takes_fours(&p.a);
+  const kr_kernel *kernel = !by_four ? any : p.a.state.dtype == KRAIT_F32 ? fours : same_fours;
+  const int64_t units = by_four ? p.a.N / 4 : p.a.N;
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
   p.P = kr_divisor_of(p.a.P), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
   const int64_t threads = p.a.B * p.a.H * p.a.P * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128), .block = 128, .stream = p.a.call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernel, &grid, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &kernel[p.a.x.dtype], &grid, &p, sizeof p);
 }
 
 const char *kr_state_update_cuda_refuse(const krait_ctx *ctx, const void *args) {
