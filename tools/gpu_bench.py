@@ -32,6 +32,9 @@ ARGS = {
     "causal_conv1d_bwd": struct("conv_bwd", "BDLW", ["activation", "reserved"], "x weight bias seq_idx initial_states dout dfinal_states dx dweight dbias dinitial_states"),
     "selective_scan": struct("scan", "BDLNGS", [], "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse out last_state"),
     "selective_scan_bwd": struct("scan_bwd", "BDLNGS", [], "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse"),
+    "add_norm": struct("add_norm", "RM", ["eps", "reserved"], "x x1 residual rowscale weight bias weight1 bias1 out out1 residual_out"),
+    "add_norm_bwd": struct("add_norm_bwd", "RM", ["eps", "reserved"], "v rowscale weight weight1 dout dout1 dresidual_out dx dx1 dresidual dweight dbias dweight1 dbias1"),
+    "gated_norm": struct("gated_norm", ["R", "M", "group_size"], ["eps", "reserved"], "x z weight bias out"),
     "state_update": struct("update", ["B", "H", "P", "N", "G", "n_states"], [], "state x dt A Bmat Cmat Dvec dt_bias z state_batch_indices out"),
 }
 lib = None
@@ -151,7 +154,7 @@ def median_ms(fn):
     return triton.testing.do_bench(fn, warmup=10, rep=60, return_mode="median")
 
 
-match, once = "", False  # --match, --once
+match, once, with_compile = "", False, False  # --match, --once, --compile
 
 
 def timed(rows, name, aim, peer, fn, n_bytes=0):
@@ -246,41 +249,133 @@ def update_call(ctx, B, D, N):
 
 
 def bench_update(ctx, rows, peers, backward):
-    for B, aim in ((1, .006), (64, .03)):
-        call = update_call(ctx, B, 4096, 16)
-        timed(rows, f"state_update B{B} D4096 N16", aim, peers.get(f"state_update B{B} D4096 N16", {}).get("ms"), call, B * 4096 * 16 * 8)
+    for B, D, N, aim in ((1, 4096, 16, .006), (64, 4096, 16, .03), (402, 1536, 4, None), (64, 4096, 64, None), (64, 1536, 128, None)):
+        call = update_call(ctx, B, D, N)
+        timed(rows, f"state_update B{B} D{D} N{N}", aim, peers.get(f"state_update B{B} D{D} N{N}", {}).get("ms"), call, B * D * N * 8)
+
+
+NORMS = "no-torch" in " ".join(sys.argv) or [(16384, 768, torch.float32), (65536, 256, torch.bfloat16), (16384, 4096, torch.bfloat16), (8192, 8192, torch.bfloat16), (16384, 1001, torch.bfloat16), (16384, 1001, torch.float32)]
+
+
+def norm_call(ctx, name, R, M, tensors, flags=0, **more):
+    return Op(ctx, name, flags, R=R, M=M, eps=1e-5, **tensors, **more)
+
+
+def bench_norm(ctx, rows, peers, backward):
+    """Beside PyTorch of the same run: its own norms, and with --compile what torch.compile makes of the fused ones."""
+    F = torch.nn.functional
+    fused = torch.compile if with_compile else lambda f: None
+    for R, M, dtype in NORMS:
+        x, other, out, sum_out = (torch.randn(R, M, device="cuda", dtype=dtype) for _ in range(4))
+        w, b = torch.randn(M, device="cuda", dtype=dtype), torch.randn(M, device="cuda", dtype=dtype)
+        size, tail = x.numel() * x.element_size(), f" {R}x{M} {str(dtype)[6:]}"
+
+        def add(x, other):
+            v = x + other
+            return v, F.layer_norm(v, (M,), w, b)
+        leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+        y = F.layer_norm(leaves[0], (M,), *leaves[1:])
+        calls = [("add + layer norm", norm_call(ctx, "add_norm", R, M, dict(x=x, residual=other, weight=w, bias=b, out=out, residual_out=sum_out)), 4, fused(add), (x, other)),
+                 ("layer norm", norm_call(ctx, "add_norm", R, M, dict(x=x, weight=w, bias=b, out=out)), 2, lambda: F.layer_norm(x, (M,), w, b), ()),
+                 ("RMS norm", norm_call(ctx, "add_norm", R, M, dict(x=x, weight=w, out=out), flags=1), 2, lambda: F.rms_norm(x, (M,), w), ()),
+                 ("gated RMS norm", norm_call(ctx, "gated_norm", R, M, dict(x=x, z=other, weight=w, out=out), flags=1, group_size=M), 3, fused(lambda x, z: F.rms_norm(x, (M,), w) * F.silu(z)), (x, other))]
+        if backward:
+            grads = dict(dx=out, dweight=torch.empty_like(w), dbias=torch.empty_like(b))
+            calls.append(("layer norm gradient", norm_call(ctx, "add_norm_bwd", R, M, dict(v=x, weight=w, dout=other, **grads)), 3, lambda: torch.autograd.grad(y, leaves, other, retain_graph=True), ()))
+        for name, call, n, peer, inputs in calls:
+            if re.search(match, name + tail):
+                timed(rows, name + tail, None, median_ms(lambda: peer(*inputs)) if peer else None, call, n * size)
+
+
+def small_calls(ctx):
+    """A call of every op with its result, small enough that the host is what takes time."""
+    x = torch.randn(2, 64, 256, device="cuda", dtype=torch.bfloat16)
+    x2, (w, b) = x.view(-1, 256), (torch.randn(64, 4, device="cuda"), torch.randn(64, device="cuda"))
+    t, dout, out, out2 = scan_inputs(2, 64, 256, 16, torch.bfloat16), torch.randn_like(x), torch.empty_like(x), torch.empty_like(x2)
+    grads = {GRADS[k]: torch.empty_like(v) for k, v in t.items()}
+    update = update_call(ctx, 2, 64, 16)
+    return [("selective_scan", scan_call(ctx, t, out=out), out), ("selective_scan_bwd", scan_bwd_call(ctx, t, dout, grads), grads["ddelta"]), ("causal_conv1d", conv_call(ctx, x, w, b, out), out),
+            ("causal_conv1d_bwd", conv_bwd_call(ctx, x, w, b, dout, out, torch.empty_like(w), torch.empty_like(b)), out), ("state_update", update, update.keep["out"]),
+            ("add_norm", norm_call(ctx, "add_norm", 128, 256, dict(x=x2, out=out2)), out2), ("gated_norm", norm_call(ctx, "gated_norm", 128, 256, dict(x=x2, z=dout.view(-1, 256), out=out2), group_size=256), out2),
+            ("add_norm_bwd", norm_call(ctx, "add_norm_bwd", 128, 256, dict(v=x2, dout=dout.view(-1, 256), dx=out2)), out2)]
 
 
 def host_overhead(ctx):
+    """Microseconds of a call on the host through ctypes, which takes some of them itself; the device keeps up."""
     import time
-    call = update_call(ctx, 1, 64, 16)
-    call.args.call.stream = torch.cuda.current_stream().cuda_stream
-    for n in (200, 1000):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(n):
-            call.run(call.ctx, call.ref)
-        spent = time.perf_counter() - start
-        torch.cuda.synchronize()
-    print(f"  host time of a call through ctypes: {spent / 1000 * 1e6:.2f} us")
+    for name, call, _ in small_calls(ctx):
+        call.args.call.stream = torch.cuda.current_stream().cuda_stream
+        spent = []
+        for _ in range(20):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(50):
+                call.run(call.ctx, call.ref)
+            spent.append((time.perf_counter() - start) / 50 * 1e6)
+        print(f"  host time of {name}: {sorted(spent)[10]:.2f} us")
 
 
-def long_scan(ctx):
-    """More than 2^31 elements: the last rows must equal the same rows computed alone."""
-    B, L = 1, 2**20
+def same(what, got, want, limit=0.0):
+    e = error(got, want.double())
+    print(f"  {'ok    ' if e <= limit else 'WRONG '}{what}: {e:.1e}", flush=True)
+
+
+def long_calls(ctx):
+    """More than 2^31 elements, forward and backward: the last rows must equal the same rows computed alone."""
+    n, L, R, M = 8, 2**20, 2**20 + 2**9, 2**11
     D = 2**11 + 1
-    t = scan_inputs(B, 8, L, 4, torch.bfloat16)
-    big = {k: v for k, v in t.items()}
+    small = scan_inputs(1, n, L, 4, torch.bfloat16)
+    big = {k: v for k, v in small.items()}
     for k in ("u", "delta", "z"):
-        big[k] = torch.empty(B, D, L, device="cuda", dtype=torch.bfloat16).normal_()
-        big[k][:, -8:] = t[k]
+        big[k] = torch.empty(1, D, L, device="cuda", dtype=torch.bfloat16).normal_()
+        big[k][:, -n:] = small[k]
     for k in ("A", "Dvec", "delta_bias"):
-        big[k] = t[k].repeat((D + 7) // 8, *([1] * (t[k].dim() - 1)))[-D:].contiguous()
-        big[k][-8:] = t[k]
-    out, small = torch.empty_like(big["u"]), torch.empty_like(t["u"])
+        big[k] = small[k].repeat((D + n - 1) // n, *([1] * (small[k].dim() - 1)))[-D:].contiguous()
+        big[k][-n:] = small[k]
+    out, alone = torch.empty_like(big["u"]), torch.empty_like(small["u"])
     scan_call(ctx, big, out=out)()
-    scan_call(ctx, t, out=small)()
-    print(f"  scan of {out.numel()} elements, last rows against the same rows alone: {error(out[:, -8:], small.double()):.1e}")
+    scan_call(ctx, small, out=alone)()
+    same(f"scan of {out.numel()} elements", out[:, -n:], alone, 1e-2)  # few channels are cut in time
+    dout = torch.randn_like(small["u"])
+    out.normal_()[:, -n:] = dout
+    grads = [{GRADS[k]: torch.empty_like(v) for k, v in t.items()} for t in (big, small)]
+    scan_bwd_call(ctx, big, out, grads[0])()
+    scan_bwd_call(ctx, small, dout, grads[1])()
+    for k in ("du", "ddelta", "dz"):
+        same(f"its gradient, {k}", grads[0][k][:, -n:], grads[1][k], 1e-2)
+    x, dx = big["u"], grads[0]["du"]
+    w, b = torch.randn(D, 4, device="cuda"), torch.randn(D, device="cuda")
+    conv_bwd_call(ctx, x, w, b, out, dx, torch.empty_like(w), torch.empty_like(b))()
+    conv_bwd_call(ctx, small["u"], w[-n:].contiguous(), b[-n:].contiguous(), dout, alone, torch.empty_like(w[-n:]), torch.empty_like(b[-n:]))()
+    same("the convolution's gradient", dx[:, -n:], alone, 1e-3)
+    conv_call(ctx, x, w, b, out)()
+    conv_call(ctx, small["u"], w[-n:].contiguous(), b[-n:].contiguous(), alone)()
+    same("the convolution", out[:, -n:], alone)
+    x, dout, dx = (t.view(-1)[: R * M].view(R, M) for t in (x, out, dx))
+    w = torch.randn(M, device="cuda")
+    few = [t[-n:].contiguous() for t in (x, dout, dx)]
+    for v, g, d, rows in ((x, dout, dx, R), (*few, n)):
+        norm_call(ctx, "add_norm_bwd", rows, M, dict(v=v, weight=w, dout=g, dx=d, dweight=torch.empty_like(w)))()
+    same(f"gradient of {R} norms of {M}", dx[-n:], few[2])
+    for v, d, rows in ((x, dx, R), (few[0], few[2], n)):
+        norm_call(ctx, "add_norm", rows, M, dict(x=v, weight=w, out=d))()
+    same("the norms", dx[-n:], few[2])
+
+
+def check_graphs(caps):
+    """Every op's first call of a context recorded into a graph, in the strictest mode; a replay must do what a call does."""
+    for name, call, result in small_calls(open_ctx(caps)):
+        graph, state = torch.cuda.CUDAGraph(), call.keep.get("state")
+        before = state.clone() if state is not None else None
+        with torch.cuda.graph(graph):
+            call()
+        result.fill_(float("nan"))
+        graph.replay()
+        recorded = result.clone()
+        if state is not None:
+            state.copy_(before)
+        call()
+        same(f"{name} from a graph", recorded, result)
 
 
 class Line(ct.Structure):
@@ -302,7 +397,8 @@ def sweep(ctx, rows, path, backward):
     slower = []
     for p in json.loads(pathlib.Path(path).read_text()):
         B, D, L = p["B"], p["D"], p["L"]
-        if B * D * L > 3e8:
+        named = f"sweep {p['op']} B{B} D{D} L{L} {p.get('N', 4)}"
+        if B * D * L > 3e8 or not re.search(match, named):
             continue
         if p["op"] == "selective_scan":
             t = scan_inputs(B, D, L, p["N"], torch.bfloat16)
@@ -318,7 +414,7 @@ def sweep(ctx, rows, path, backward):
         for direction, call in pairs:
             call()
             ms = triton.testing.do_bench(call, warmup=3, rep=12, return_mode="median")
-            rows.append(dict(name=f"sweep {p['op']} B{B} D{D} L{L} {p.get('N', 4)} {direction}", ms=ms, peer=p[f"{direction}_ms"]))
+            rows.append(dict(name=f"{named} {direction}", ms=ms, peer=p[f"{direction}_ms"]))
             if ms > p[f"{direction}_ms"]:
                 slower.append(rows[-1])
     n = sum(r["name"].startswith("sweep") for r in rows)
@@ -328,13 +424,14 @@ def sweep(ctx, rows, path, backward):
 
 
 def main():
-    global lib, match, once
+    global lib, match, once, with_compile
     p = argparse.ArgumentParser()
     p.add_argument("library")
-    p.add_argument("--only", default="scan,conv,update,host,long")
+    p.add_argument("--only", default="scan,conv,update,norm,host,graph,long")
     p.add_argument("--tiers", default="ampere,base")
     p.add_argument("--forward-only", action="store_true")
     p.add_argument("--match", default="", help="time only names that match this expression")
+    p.add_argument("--compile", action="store_true", help="time torch.compile beside the fused norms")
     p.add_argument("--once", action="store_true", help="one call each, for a profiler")
     p.add_argument("--no-check", action="store_true")
     p.add_argument("--peers")
@@ -343,7 +440,7 @@ def main():
     p.add_argument("--no-torch", action="store_true", help="with --selftest only: for sanitizers")
     p.add_argument("--selftest", type=int, help="random calls per op through the library's checker")
     o = p.parse_args()
-    match, once = o.match, o.once
+    match, once, with_compile = o.match, o.once, o.compile
     lib = ct.CDLL(str(pathlib.Path(o.library).resolve()))
     lib.krait_error_detail.restype = ct.c_char_p
     peers = json.loads(pathlib.Path(o.peers).read_text()) if o.peers else {}
@@ -359,17 +456,20 @@ def main():
     if o.selftest:
         selftest(o.selftest)
     for tier in o.tiers.split(","):
-        ctx, rows = open_ctx({"base": 1 << 16, "ampere": 1 << 17, "hopper": 1 << 18}[tier]), []
+        caps = {"base": 1 << 16, "ampere": 1 << 17, "hopper": 1 << 18}[tier]
+        ctx, rows = open_ctx(caps), []
         print(f"tier {tier}")
-        for word, check, bench in (("scan", check_scan, bench_scan), ("conv", check_conv, bench_conv), ("update", None, bench_update)):
+        for word, check, bench in (("scan", check_scan, bench_scan), ("conv", check_conv, bench_conv), ("update", None, bench_update), ("norm", None, bench_norm)):
             if word in only and check and not o.no_check:
                 check(ctx, backward)
             if word in only:
                 bench(ctx, rows, peers, backward)
         if "host" in only:
             host_overhead(ctx)
+        if "graph" in only:
+            check_graphs(caps)
         if "long" in only:
-            long_scan(ctx)
+            long_calls(ctx)
         if o.sweep and tier == o.tiers.split(",")[0]:
             sweep(ctx, rows, o.sweep, backward)
         results[tier] = rows
