@@ -19,6 +19,7 @@ static int floor_of(doc *d) {
 static void check_gate(doc *d, int major, const char *who) {
   int gate = kr_tables_gate(d->tables, major), floor = floor_of(d);
   if (!gate || !d->driver_number || d->driver_number >= gate) return;
+  if (gate > d->driver_needed) d->driver_needed = gate;
   const char *older = d->driver_number >= kr_tables_gate(d->tables, 12) ? "cu126" : "cu118";
   const char *need = floor > gate ? kr_arena_print(d->arena, "R%d", floor / 1000000) : kr_print_driver(d->arena, gate);
   const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "%d", major), "older", older, NULL};

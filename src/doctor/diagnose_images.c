@@ -45,17 +45,28 @@ static shape shape_of(const doc_file *file, int cc) {
   return s;
 }
 
-static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file) {
+/* Verdicts as a set: what a finding is about. */
+enum { NONE = 1 << KRAIT_VERDICT_NONE, JIT_BLOCKED = 1 << KRAIT_VERDICT_JIT_BLOCKED, ZSTD_BLOCKED = 1 << KRAIT_VERDICT_ZSTD_BLOCKED };
+
+static int is_lost(const doc_container *c, int verdicts) { return (1 << c->verdict & verdicts) != 0; }
+
+static int count_lost(const doc_file *file, int verdicts) {
+  int n = 0;
+  for (size_t i = 0; i < file->containers.n; i++) n += is_lost(KR_AT(file->containers, doc_container, i), verdicts);
+  return n;
+}
+
+static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file, int verdicts) {
   int shown = 0;
   for (size_t i = 0; f && i < file->containers.n && shown < 3; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
-    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    if (!is_lost(c, verdicts)) continue;
     if (f->offset < 0) f->offset = (int64_t)c->offset;
     const char *by = c->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, c->toolkit)) : "";
     doc_evidence(d, f, "%s at offset %llu: %s%s", c->section, (unsigned long long)c->offset, doc_print_container(d, c), by);
     shown++;
   }
-  doc_evidence(d, f, "%d of %d container%s cannot run on %s", file->n_lost, file->n_judged, file->n_judged == 1 ? "" : "s", nth_cc(d));
+  doc_evidence(d, f, "%d of %d container%s cannot run on %s", count_lost(file, verdicts), file->n_judged, file->n_judged == 1 ? "" : "s", nth_cc(d));
 }
 
 /* Names of templates may fill a page; their beginning tells enough. */
@@ -64,38 +75,38 @@ static const char *shorten(doc *d, const char *name) {
   return strlen(name) > MOST ? kr_arena_print(d->arena, "%.*s...", MOST, name) : name;
 }
 
-static const char *lost_kernels(doc *d, const doc_file *file) {
+static const char *lost_kernels(doc *d, const doc_file *file, int verdicts) {
   kr_text text = kr_text_begin(d->arena);
   int n = 0;
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
-    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    if (!is_lost(c, verdicts)) continue;
     for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++) kr_text_print(&text, "%s%s", n ? ", " : "", shorten(d, doc_demangle(d, DOC_TEXT(c->kernels, k))));
   }
   return n ? text.at : "";
 }
 
 /* Nobody compiles general code for one GPU alone: arch-specific and family images are chosen by a test of the GPU. */
-static int lost_is_specific(const doc_file *file) {
+static int lost_is_specific(const doc_file *file, int verdicts) {
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
-    if (c->verdict <= KRAIT_VERDICT_JIT || c->verdict == KRAIT_VERDICT_STUB) continue;
+    if (!is_lost(c, verdicts)) continue;
     for (size_t k = 0; k < c->images.n; k++)
       if (!KR_AT(c->images, krait_image, k)->suffix) return 0;
   }
   return 1;
 }
 
-static void report_partial(doc *d, const doc_file *file) {
-  const char *keys[] = {"cc", nth_cc(d), "names", lost_kernels(d, file), NULL};
+static void report_partial(doc *d, const doc_file *file, int verdicts) {
+  const char *keys[] = {"cc", nth_cc(d), "names", lost_kernels(d, file, verdicts), NULL};
   doc_finding *f = doc_report(d, "K02", file, "", keys);
-  add_image_evidence(d, f, file);
+  add_image_evidence(d, f, file, verdicts);
   if (f && picks_kernels(d, file)) {
     f->severity = KR_INFO, f->hidden = 1;
     doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is no fault");
-    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for", file->name,
+    if (count_lost(file, verdicts) == file->n_lost) doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for", file->name,
                                               file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
-  } else if (f && lost_is_specific(file)) {
+  } else if (f && lost_is_specific(file, verdicts)) {
     f->severity = KR_WARN;
     doc_evidence(d, f, "arch-specific code alone: no fault if %s tests the GPU before it picks these", *file->package ? file->package : file->name);
   }
@@ -106,7 +117,7 @@ static void report_blocked(doc *d, const doc_file *file, const shape *s) {
   int most = kr_tables_ptx_of_driver(d->tables, &target), branch = kr_tables_branch_of_ptx(d->tables, s->highest_ptx);
   const char *keys[] = {"cc", nth_cc(d), "ptx", kr_print_tenths(d->arena, s->highest_ptx), "ptx_most", kr_print_tenths(d->arena, most), "branch",
                         branch ? kr_arena_print(d->arena, "%d", branch) : "newer than these tables", NULL};
-  add_image_evidence(d, doc_report(d, "K08", file, "", keys), file);
+  add_image_evidence(d, doc_report(d, "K08", file, "", keys), file, JIT_BLOCKED);
 }
 
 static const char *reason_id(const doc_file *file, const shape *s) {
@@ -126,7 +137,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   const char *id = reason_id(file, s);
   doc_finding *f = doc_report(d, id, file, "", keys);
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
-  add_image_evidence(d, f, file);
+  add_image_evidence(d, f, file, NONE);
   if (!f || !row || strcmp(row->column[4], "no") != 0) return;
   doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
   size_t n = 0;
@@ -135,13 +146,15 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   f->fixes.n = n;
 }
 
+/* Containers without code for the GPU are one trouble, those that a newer driver would run another. */
 static void judge_lost(doc *d, const doc_file *file) {
   shape s = shape_of(file, doc_main_cc(d));
+  int n_none = count_lost(file, NONE), has_choice = picks_kernels(d, file) && file->n_lost < file->n_judged, unneeded = NONE | (has_choice ? JIT_BLOCKED : 0);
   if (is_set(d->env_force_jit) && !s.highest_ptx) return; /* K10 says it */
-  if (file->n_lost < file->n_judged && (file->verdict == KRAIT_VERDICT_NONE || picks_kernels(d, file))) report_partial(d, file);
-  else if (file->verdict == KRAIT_VERDICT_JIT_BLOCKED) report_blocked(d, file, &s);
-  else if (file->verdict == KRAIT_VERDICT_ZSTD_BLOCKED) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file);
-  else report_none(d, file, &s);
+  if (n_none == file->n_judged) report_none(d, file, &s);
+  else if (count_lost(file, unneeded)) report_partial(d, file, unneeded);
+  if (!has_choice && count_lost(file, JIT_BLOCKED)) report_blocked(d, file, &s);
+  if (count_lost(file, ZSTD_BLOCKED)) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file, ZSTD_BLOCKED);
 }
 
 static int runs_only_across_tegra(const doc *d, const doc_file *file) {
@@ -235,19 +248,6 @@ static void blame(doc *d) {
   }
 }
 
-/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same GPUs. */
-static void keep_one_cause(doc *d) {
-  const doc_finding *cause = NULL;
-  for (size_t i = 0; i < d->findings.n && !cause; i++)
-    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) cause = KR_AT(d->findings, doc_finding, i);
-  for (size_t i = 0; i < d->findings.n && cause; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (f->rule == cause->rule || f->severity == KR_INFO || f->rule->stage != KR_STAGE_IMAGE || *f->rule->id != 'K' || !doc_comes_with_torch(f->package)) continue;
-    f->severity = KR_INFO, f->hidden = 1;
-    doc_evidence(d, f, "a consequence of K14: another torch brings others");
-  }
-}
-
 static void judge_device(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
@@ -283,5 +283,4 @@ void doc_diagnose_images(doc *d) {
   }
   d->judged_cc = 0;
   doc_judge_all(d);
-  keep_one_cause(d);
 }

@@ -210,7 +210,9 @@ static void check_elements(doc *d, const doc_file *file, const char *paths, cons
     if (*p != ':') kr_text_print(&clean, "%s%.*s", clean.length ? ":" : "", (int)strcspn(p, ":"), p);
   const char *fixed = file ? kr_arena_print(d->arena, "patchelf --set-rpath '%s' %s", clean.at, file->path) : kr_arena_print(d->arena, "export LD_LIBRARY_PATH=%s", clean.at);
   const char *keys[] = {"what", what, "fixed", clean.length ? fixed : "unset LD_LIBRARY_PATH", NULL};
-  doc_evidence(d, doc_report(d, "S07", file, "", keys), "%s=\"%s\"", what, paths);
+  doc_finding *f = doc_report(d, "S07", file, "", keys);
+  doc_evidence(d, f, "%s=\"%s\"", what, paths);
+  if (f && file && doc_comes_with_torch(file->package)) f->severity = KR_INFO, f->hidden = 1; /* its publisher's, and the same in every healthy environment */
 }
 
 /* ---- S06: what torch's metadata asks for ---- */

@@ -109,6 +109,7 @@ struct krait_report {
   int judged_cc; /* while its files are judged: this device's; 0: not now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
   int driver_number, driver_cuda; /* as krait_target */
+  int driver_needed;              /* the newest that D01 asks for; 0 */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
   int torch_number, torch_abi, torch_is_cpu;
   int python; /* 311; 0 unknown */
@@ -203,6 +204,7 @@ const char *doc_build_command(doc *d, const char *package);
 const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
+void doc_keep_causes(doc *d); /* what another finding brings about is set aside */
 void doc_rank(doc *d);
 int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unknown */
 

@@ -89,7 +89,7 @@ static void read_all_pins(doc *d) {
 
 static void diagnose(doc *d) {
   static void (*const steps[])(doc *) = {doc_find_missing, doc_judge_all, doc_diagnose_packages, doc_diagnose_images, doc_diagnose_symbols,
-                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_rank};
+                                         doc_diagnose_libraries, doc_diagnose_driver, doc_keep_causes, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 

@@ -207,6 +207,39 @@ void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) {
   va_end(args);
 }
 
+/* ---- causes ---- */
+static const doc_finding *first_of(const doc *d, const char *id) {
+  for (size_t i = 0; i < d->findings.n; i++)
+    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, id) == 0) return KR_AT(d->findings, doc_finding, i);
+  return NULL;
+}
+
+/* Of torch's own libraries or those that come with it; conda's have no package that names them. */
+static int is_torchs(const doc *d, const doc_finding *f) {
+  const size_t n = strlen(d->torch_lib);
+  return doc_comes_with_torch(f->package) || (n && strncmp(f->file, d->torch_lib, n) == 0);
+}
+
+static const char *consequence_of(const doc *d, const doc_finding *f, const doc_finding *torch, const doc_finding *driver, const doc_finding *packed) {
+  const int is_ours = f->rule->stage == KR_STAGE_IMAGE && *f->rule->id == 'K' && is_torchs(d, f), is_packed = strcmp(f->rule->id, "K11") == 0;
+  if (torch && is_ours && f->rule != torch->rule) return "K14: another torch brings others";
+  if (driver && is_ours && strcmp(f->rule->id, "K08") == 0) return "D01: a newer driver compiles newer PTX";
+  if (driver && is_packed && d->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables))) return "D01: the driver that it asks for unpacks them";
+  return is_packed && is_ours && f != packed && is_torchs(d, packed) ? "the same driver" : NULL;
+}
+
+/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same GPUs. So is a driver too old. */
+void doc_keep_causes(doc *d) {
+  const doc_finding *torch = first_of(d, "K14"), *driver = first_of(d, "D01"), *packed = first_of(d, "K11");
+  for (size_t i = 0; i < d->findings.n; i++) {
+    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    const char *cause = f->severity == KR_INFO ? NULL : consequence_of(d, f, torch, driver, packed);
+    if (!cause) continue;
+    f->severity = KR_INFO, f->hidden = 1;
+    doc_evidence(d, f, "a consequence of %s", cause);
+  }
+}
+
 static int order_of(const doc_finding *f) {
   int confidence = f->confidence == 'C' ? 0 : f->confidence == 'H' ? 1 : f->confidence == 'M' ? 2 : 3;
   return f->severity * 1000 + confidence * 100 + f->rule->stage * 10;

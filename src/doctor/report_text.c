@@ -221,7 +221,9 @@ static const char *plan_command(doc *d, const doc_finding *f) {
     const char *fix = DOC_TEXT(f->fixes, i);
     if (is_command(fix) && strncmp(fix, "pip uninstall", 13) != 0) return fix;
   }
-  return f->fixes.n ? kr_arena_print(d->arena, "# %s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0)) : "";
+  if (!f->fixes.n) return "";
+  const char *other = f->fixes.n > 1 && strncmp(DOC_TEXT(f->fixes, 1), "or", 2) == 0 ? DOC_TEXT(f->fixes, 1) : "";
+  return kr_arena_print(d->arena, "# %s%s%s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0), *other ? ", " : "", other);
 }
 
 static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {

@@ -70,6 +70,23 @@ def one_cause_is_one_problem(doctor, folder):
     assert doctor(t.site, "--root", t.root, "--gpu", "6.1").ids() == ["K01", "B06", "K14", "B02"]
 
 
+def an_old_driver_is_one_cause(doctor, folder):
+    """Of a library's containers some are packed for newer drivers, some hold nothing for the GPU: neither is said of the other."""
+    mixed = container(zstd_entry(80)) * 2 + container(120)
+    a = verdict(doctor, folder, elf(fatbin=mixed), "--gpu", "8.9", "--driver", "535.54")
+    assert sorted(a.ids()) == ["K02", "K11"] and "2 of 3 containers" in a.find("K11")["evidence"][-1] and "1 of 3 container" in a.find("K02")["evidence"][-1], a["findings"]
+    assert verdict(doctor, folder, elf(fatbin=mixed), "--gpu", "8.9", "--driver", "535.54", name="libcublas.so.13").ids() == ["K11"]
+    t = Tree(folder / "t", torch="2.9.1+cu130", cuda="13.0", torch_cuda=False)
+    for name in ("cublas", "cusolver"):
+        t.package(f"nvidia-{name}", "13.1.0", {f"nvidia/cu13/lib/lib{name}.so.13": elf(fatbin=mixed)}, tag="py3-none-manylinux_2_27_x86_64")
+    (t.site / "torch/lib/libtorch_cuda.so").write_bytes(elf(fatbin=container(zstd_entry(80)), needed=["libc10.so"]))
+    ask = lambda driver, *more: doctor(t.site, "--root", t.root, "--gpu", "8.9", "--driver", driver, *more).ids()
+    assert ask("535.54") == ["D01"] and ask("535.54", "--all").count("K11") == 3, ask("535.54", "--all")
+    assert ask("580.82") == []
+    (t.site / "torch/version.py").write_text("__version__ = '2.9.1+cu128'\ncuda: str = '12.8'\n")
+    assert ask("535.54") == ["K11"], ask("535.54")  # a driver of CUDA 12 that is too old only for the packing
+
+
 def only_torchs_main_library_speaks_for_torch(doctor, folder):
     t = Tree(folder, images=(75, 80))
     (t.site / "torch/lib/libtorch_cuda_linalg.so").write_bytes(elf(fatbin=container(80), needed=["libc10.so"]))
