@@ -4,13 +4,13 @@
 
 #include "doc.h"
 
-enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24 };
+enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24, MAX_ARGUMENTS = 16 };
 
 typedef struct reader {
   doc *d;
   const char *p;
-  int failed, depth, n_subs;
-  const char *subs[MAX_SUBSTITUTIONS];
+  int failed, depth, n_subs, n_arguments, arguments_depth, is_signature;
+  const char *subs[MAX_SUBSTITUTIONS], *arguments[MAX_ARGUMENTS]; /* arguments: of the function's own template, which T_ means */
   const char *last_name; /* for constructors */
 } reader;
 
@@ -73,26 +73,54 @@ static const char *read_substitution(reader *r) {
   return r->subs[index];
 }
 
-static const char *read_template_arguments(reader *r) {
+/* L, a type, digits, E */
+static const char *read_literal(reader *r) {
+  r->p++;
+  const char *type = read_type(r), *minus = *r->p == 'n' ? "-" : "";
+  r->p += *minus != '\0';
+  size_t n = strspn(r->p, "0123456789");
+  if (!n || r->p[n] != 'E') return fail(r);
+  const char *digits = kr_arena_print(r->d->arena, "%s%.*s", minus, (int)n, r->p);
+  r->p += n + 1;
+  static const char *const ends[][2] = {{"int", ""}, {"unsigned int", "u"}, {"long", "l"}, {"unsigned long", "ul"}, {"long long", "ll"}, {"unsigned long long", "ull"}};
+  if (strcmp(type, "bool") == 0) return *digits == '0' ? "false" : "true";
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+    if (strcmp(type, ends[i][0]) == 0) return kr_arena_print(r->d->arena, "%s%s", digits, ends[i][1]);
+  return kr_arena_print(r->d->arena, "(%s)%s", type, digits);
+}
+
+/* The arguments between I or J and E, separated by commas. */
+static const char *read_arguments(reader *r) {
+  const char *arguments[MAX_ARGUMENTS], *const last_name = r->last_name;
   kr_text text = kr_text_begin(r->d->arena);
-  kr_text_print(&text, "<");
-  r->p++;
-  for (int first = 1; *r->p != 'E' && !r->failed; first = 0) {
-    if (*r->p == 'L') { /* a literal: type, digits, E */
-      size_t n = strcspn(r->p, "E");
-      if (!r->p[n]) return fail(r);
-      kr_text_print(&text, "%s%.*s", first ? "" : ", ", (int)(n > 2 ? n - 2 : 0), n > 2 ? r->p + 2 : "");
-      r->p += n + 1;
-    } else if (*r->p == 'J') {
-      kr_text_print(&text, "%s%s", first ? "" : ", ", read_template_arguments(r));
-    } else {
-      kr_text_print(&text, "%s%s", first ? "" : ", ", read_type(r));
-    }
+  int n = 0;
+  if (++r->depth > MAX_DEPTH) return fail(r);
+  r->arguments_depth++;
+  for (r->p++; *r->p != 'E' && !r->failed; n++) {
+    const char *argument = *r->p == 'L' ? read_literal(r) : *r->p == 'J' ? read_arguments(r) : read_type(r);
+    kr_text_print(&text, "%s%s", text.length && *argument ? ", " : "", argument);
+    if (n < MAX_ARGUMENTS) arguments[n] = argument;
   }
-  if (*r->p != 'E') return fail(r);
+  r->depth--;
+  r->last_name = last_name;
+  if (*r->p != 'E' || r->failed) return fail(r);
   r->p++;
-  kr_text_print(&text, ">");
+  if (--r->arguments_depth == 0 && !r->is_signature) {
+    r->n_arguments = n < MAX_ARGUMENTS ? n : MAX_ARGUMENTS;
+    memcpy(r->arguments, arguments, (size_t)r->n_arguments * sizeof *arguments);
+  }
   return text.at;
+}
+
+static const char *read_template_arguments(reader *r) { return kr_arena_print(r->d->arena, "<%s>", read_arguments(r)); }
+
+/* T_, T0_, T1_ */
+static const char *read_template_parameter(reader *r) {
+  int index = 0;
+  for (r->p++; *r->p >= '0' && *r->p <= '9' && index < MAX_ARGUMENTS; r->p++) index = index * 10 + *r->p - '0' + 1;
+  if (*r->p != '_' || index >= r->n_arguments) return fail(r);
+  r->p++;
+  return r->arguments[index];
 }
 
 static const char *read_operator(reader *r) {
@@ -159,6 +187,8 @@ static const char *read_type(reader *r) {
     const char *inner = read_type(r);
     const char *mark = suffix == 'P' ? "*" : suffix == 'R' ? "&" : suffix == 'O' ? "&&" : " const";
     text = remember(r, kr_arena_print(r->d->arena, "%s%s", inner, mark));
+  } else if (suffix == 'T') {
+    text = remember(r, read_template_parameter(r));
   } else if ((text = builtin(suffix))) {
     r->p++;
   } else {
@@ -168,14 +198,26 @@ static const char *read_type(reader *r) {
   return text;
 }
 
+static const char *read_function_name(reader *r, int *is_const) {
+  if (*r->p == 'N') return read_nested(r, is_const);
+  const char *name = read_identifier(r);
+  if (*r->p != 'I' || r->failed) return name;
+  remember(r, name);
+  return kr_arena_print(r->d->arena, "%s%s", name, read_template_arguments(r));
+}
+
 const char *doc_demangle(doc *d, const char *name) {
+  const char *inner = strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel of one source file alone */
+  if (inner) name = inner + 1;
   reader r = {.d = d, .p = name + 2};
   int is_const = 0;
   if (strncmp(name, "_Z", 2) != 0 || strlen(name) > 2000) return name;
   if (*r.p == 'T' || *r.p == 'G') return name;
-  const char *function = *r.p == 'N' ? read_nested(&r, &is_const) : read_identifier(&r);
+  const char *function = read_function_name(&r, &is_const);
   kr_text text = kr_text_begin(d->arena);
   if (!*r.p) return r.failed ? name : function; /* a variable */
+  r.is_signature = 1;
+  if (function[strlen(function) - (*function != '\0')] == '>') read_type(&r); /* a template's signature begins with what it returns */
   kr_text_print(&text, "%s(", function);
   for (int i = 0; *r.p && !r.failed; i++) {
     if (i == 0 && strcmp(r.p, "v") == 0) break;

@@ -103,8 +103,8 @@ int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **rep
   int32_t status = KRAIT_OK;
   if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))
     status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", options->gpu, krait_tables_date(d->tables));
-  if (options->driver && !kr_parse_driver(options->driver)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version such as 580.82", options->driver);
-  if (options->torch && !kr_parse_torch(options->torch)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version such as 2.8.0+cu128", options->torch);
+  if (options->driver && !kr_parse_driver(options->driver)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version; give it as in --driver 580.82", options->driver);
+  if (options->torch && !kr_parse_torch(options->torch)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version; give it as in --torch 2.8.0+cu128", options->torch);
   if (status == KRAIT_OK) {
     set_torch_option(d);
     read_inputs(d);
@@ -141,12 +141,13 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
 static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
 
 static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
-  (void)d;
-  kr_text_print(text, "%s %s (%s)\n  says     %s\n", rule->id, rule->name, confidence_word(rule->confidence), rule->says);
-  kr_text_print(text, "  because  %s\n", rule->explain);
-  for (int i = 0; i < rule->n_fixes; i++) kr_text_print(text, "  %s      %s\n", i ? "   " : "fix", rule->fix[i]);
-  for (size_t i = 0; i < rule->logs.n; i++) kr_text_print(text, "  %s      %s\n", i ? "   " : "log", DOC_TEXT(rule->logs, i));
-  kr_text_print(text, "  source   %s\n", rule->source);
+  enum { INDENT = 11 };
+  kr_text_print(text, "%s %s (%s)\n", rule->id, rule->name, confidence_word(rule->confidence));
+  doc_wrap(d, text, "  says", INDENT, rule->says, 0);
+  doc_wrap(d, text, "  because", INDENT, rule->explain, 0);
+  for (int i = 0; i < rule->n_fixes; i++) doc_wrap(d, text, i ? "" : "  fix", INDENT, rule->fix[i], 0);
+  for (size_t i = 0; i < rule->logs.n; i++) doc_wrap(d, text, i ? "" : "  log", INDENT, DOC_TEXT(rule->logs, i), 0);
+  doc_wrap(d, text, "  source", INDENT, rule->source, 0);
 }
 
 int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **out) {
@@ -155,7 +156,7 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
   kr_text text = kr_text_begin(d->arena);
   for (size_t i = 0; i < d->tables->rules.n; i++) {
     const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
-    if (!*id) kr_text_print(&text, "%s %-24s %s\n", rule->id, rule->name, rule->says);
+    if (!*id) doc_wrap(d, &text, kr_arena_print(d->arena, "%s %-23s ", rule->id, rule->name), 28, rule->says, 0);
     else if (strcasecmp(rule->id, id) == 0) explain_rule(d, &text, rule);
   }
   *out = text.at;

@@ -1,5 +1,6 @@
 /* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and which combination has. */
 #include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -221,7 +222,7 @@ static void read_pins(pins *all, const char *path) {
   if (doc_has_text(&all->included, path) || all->included.n >= MAX_INCLUDES) return;
   doc_add_text(d, &all->included, path);
   const char *text = doc_read_text(d, path, MAX_PINS_BYTES);
-  if (!text) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read %s", path));
+  if (!text) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read %s: %s", path, strerror(errno)));
   else if (n > 5 && strcmp(path + n - 5, ".toml") == 0) read_pyproject(all, path, text);
   else read_requirements(all, path, text);
 }

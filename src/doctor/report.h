@@ -4,5 +4,7 @@
 #include "doc.h"
 /* Control bytes and broken UTF-8 as \xNN: names in files must not move a terminal's cursor or break JSON. */
 const char *doc_printable(doc *d, const char *text);
+/* text after head, wrapped at 80 columns; the following lines begin with indent blanks. A command's break is a backslash. */
+void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command);
 int doc_is_shown(const doc *d, const doc_finding *finding);
 #endif

@@ -36,6 +36,39 @@ static size_t columns(const char *text, size_t n) {
   return count;
 }
 
+void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command) {
+  size_t at = columns(head, strlen(head)), room = WIDTH - (is_command ? 2 : 0);
+  kr_text_print(out, "%s", head);
+  if (at < indent) kr_text_print(out, "%*s", (int)(indent - at), ""), at = indent;
+  text = doc_printable(d, text);
+  for (int first = 1; *text; first = 0) {
+    text += strspn(text, " ");
+    size_t n = strcspn(text, " "), width = columns(text, n);
+    if (!n) break;
+    if (!first && at + 1 + width > room) {
+      kr_text_print(out, "%s\n%*s", is_command ? " \\" : "", (int)indent, "");
+      at = indent;
+      first = 1;
+    }
+    if (!first) kr_text_print(out, " "), at++;
+    while (!is_command && at + width > WIDTH && width > 1) { /* a word that fits no line, such as a path, is cut */
+      size_t take = WIDTH - at, bytes = 0, slash = 0;
+      for (size_t seen = 0; bytes < n && seen < take; seen++) {
+        for (bytes++; bytes < n && ((unsigned char)text[bytes] & 0xc0) == 0x80;) bytes++;
+        if (text[bytes - 1] == '/' && bytes < n) slash = bytes;
+      }
+      if (slash > bytes / 3) bytes = slash; /* between two folders rather than inside a name */
+      kr_text_add(out, text, bytes);
+      kr_text_print(out, "\n%*s", (int)indent, "");
+      text += bytes, n -= bytes, width = columns(text, n), at = indent;
+    }
+    kr_text_add(out, text, n);
+    at += width;
+    text += n;
+  }
+  kr_text_print(out, "\n");
+}
+
 typedef struct printer {
   doc *d;
   kr_text out;
@@ -44,39 +77,7 @@ typedef struct printer {
 
 static const char *paint(const printer *p, const char *code) { return p->color ? code : ""; }
 
-/* Prints text after head, wrapped at blanks; the following lines begin with indent blanks. A command's break is a backslash. */
-static void wrap(printer *p, const char *head, size_t indent, const char *text, int is_command) {
-  size_t at = columns(head, strlen(head)), room = WIDTH - (is_command ? 2 : 0);
-  kr_text_print(&p->out, "%s", head);
-  if (at < indent) kr_text_print(&p->out, "%*s", (int)(indent - at), ""), at = indent;
-  text = doc_printable(p->d, text);
-  for (int first = 1; *text; first = 0) {
-    text += strspn(text, " ");
-    size_t n = strcspn(text, " "), width = columns(text, n);
-    if (!n) break;
-    if (!first && at + 1 + width > room) {
-      kr_text_print(&p->out, "%s\n%*s", is_command ? " \\" : "", (int)indent, "");
-      at = indent;
-      first = 1;
-    }
-    if (!first) kr_text_print(&p->out, " "), at++;
-    while (!is_command && at + width > WIDTH && width > 1) { /* a word that fits no line, such as a path, is cut */
-      size_t take = WIDTH - at, bytes = 0, slash = 0;
-      for (size_t seen = 0; bytes < n && seen < take; seen++) {
-        for (bytes++; bytes < n && ((unsigned char)text[bytes] & 0xc0) == 0x80;) bytes++;
-        if (text[bytes - 1] == '/' && bytes < n) slash = bytes;
-      }
-      if (slash > bytes / 3) bytes = slash; /* between two folders rather than inside a name */
-      kr_text_add(&p->out, text, bytes);
-      kr_text_print(&p->out, "\n%*s", (int)indent, "");
-      text += bytes, n -= bytes, width = columns(text, n), at = indent;
-    }
-    kr_text_add(&p->out, text, n);
-    at += width;
-    text += n;
-  }
-  kr_text_print(&p->out, "\n");
-}
+static void wrap(printer *p, const char *head, size_t indent, const char *text, int is_command) { doc_wrap(p->d, &p->out, head, indent, text, is_command); }
 
 /* ---- head ---- */
 static void print_head(printer *p) {
@@ -194,6 +195,8 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
+  if (!d->files.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
+  if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0]) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
   if (!doc_main_cc(d) && d->n_pins) wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);

@@ -301,7 +301,10 @@ def exit_codes(doctor, folder):
     assert doctor.run(folder / "x.so", "--gpu", "8.7", "--root", folder, "--strict").returncode == 2
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
-    assert len(doctor.run("--explain", "list").stdout.splitlines()) == 63
+    listed = doctor.run("--explain", "list").stdout.decode().splitlines()
+    assert len([line for line in listed if line[0] != " "]) == 63 and max(map(len, listed)) <= 80
+    for rule in (line.split()[0] for line in listed if line[0] != " "):
+        assert all(len(line) <= 80 or len(line.split()) <= 2 for line in doctor.run("--explain", rule).stdout.decode().splitlines()), rule
 
 
 def control_bytes_do_not_reach_the_terminal(doctor, folder):
@@ -333,6 +336,15 @@ def what_only_claims_to_be_a_library_is_damaged(doctor, folder):
     assert a.ids() == ["F01"] and any("RECORD" in e for e in a.find("F01")["evidence"]) and "causal-conv1d==1.5.2" in a.find("F01")["fix"][0], a["findings"]
 
 
+def kernel_names_are_read(doctor, folder):
+    names = {"_ZN3c104cuda9sum_firstIfLi4ELb1EEEvPT_S3_i": "c10::cuda::sum_first<float, 4, true>(float*, float*, int)", "_Z4copyI6__halfEvPKT_PS1_": "copy<__half>(__half const*, __half*)",
+             "__nv_static_48__a7f2_20_x_cu__ZN4c10d7barrierEPPji": "c10d::barrier(unsigned int**, int)", "_ZN1a4nameIN1b4pairIiLm3EEEEC1ERKS3_": "a::name<b::pair<int, 3ul>>::name(b::pair<int, 3ul> const&)",
+             "_Z1fIJfiEEvDpT_": "_Z1fIJfiEEvDpT_", "_ZN1aIIIIIIII": "_ZN1aIIIIIIII", "_Z1fIiEvT5_": "_Z1fIiEvT5_"}
+    (folder / "x.so").write_bytes(elf(fatbin=container(entry(2, 80, cubin(80, kernels=list(names))))))
+    shown = [line.strip() for line in doctor.run("--list", folder / "x.so").stdout.decode().splitlines()[2:]]
+    assert shown == list(names.values()), shown
+
+
 def list_walks_a_wheel(doctor, folder):
     w = wheel(folder / "flash_attn-2.7.4-cp311-cp311-linux_x86_64.whl", {f"x.{PY}.so": elf(fatbin=container(80)), "y.so": elf(), "z.txt": b"1"})
     out = doctor.run("--list", w).stdout.decode()
@@ -348,6 +360,12 @@ def what_was_looked_at_is_told(doctor, folder):
     (folder / "plain").mkdir()
     (folder / "plain/a.so").write_bytes(elf())
     assert "1 file looked into: no GPU code." in doctor.text(folder / "plain", "--gpu", "8.0", "--root", folder)
+    (folder / "empty").mkdir()
+    assert "Nothing was found there" in doctor.text(folder / "empty", "--gpu", "8.0", "--root", folder)
+    (folder / "requirements.txt").write_text("numpy\nscipy==1.0\n")
+    assert "None of the 2 requirements" in doctor.text(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)
+    (folder / "requirements.txt").unlink()
+    assert "No such file" in doctor.text(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)
     assert "No Python environment found" in doctor.text("--root", folder, "--gpu", "8.0")
     assert doctor.run("--explain", "k01").stdout.startswith(b"K01 ")
 
