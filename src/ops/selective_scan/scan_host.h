@@ -10,6 +10,8 @@
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
 kr_scan_state kr_scan_state_of(const krait_view *v);
+/* What no fast kernel takes; what those with states over lanes do not take. */
+const char *kr_scan_general(const krait_selective_scan_args *a);
 const char *kr_scan_refusal(const krait_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
 void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks);
@@ -17,6 +19,8 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
 int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream);
+/* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
+int kr_scan_is_aligned(const kr_scan_plan *p);
 
 /* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);

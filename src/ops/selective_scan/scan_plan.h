@@ -43,6 +43,10 @@ typedef struct kr_scan_plan {
   kr_scan_state initial, last;
   const int32_t *seq_idx; /* (batch, time) or absent */
   int64_t seq_b, seq_t;
+  const int32_t *offsets; /* sequence b lies in steps offsets[b] ... offsets[b + 1] - 1 of the one row there is, or absent */
+  int64_t offsets_step;
+  int32_t reverse, brief; /* brief: kr_scan_short */
+  int32_t TT, direct, slab; /* lanes.cuh: lanes of a channel (0: not this way), all tensors aligned, states of B and C in shared memory at a time */
   float *chunk_state;     /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */
 

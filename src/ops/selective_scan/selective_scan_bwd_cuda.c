@@ -13,6 +13,11 @@ static const kr_kernel carry_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_ca
 static const kr_kernel carry_combine[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_carry_combine");
 static const kr_kernel sum_bc[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_bc"), sum_d[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_d");
 
+#define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
+static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")}, lanes_carry[2][3] = {LANES("kr_scan_lanes_carry_any"), LANES("kr_scan_lanes_carry")};
+static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
+static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"), lanes_back_packed[] = LANES("kr_scan_lanes_back_packed"), lanes_sum_bc[] = LANES("kr_scan_lanes_sum_bc");
+
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
   return (krait_selective_scan_args){.call = a->call, .B = a->B, .D = a->D, .L = a->L, .N = a->N, .G = a->G, .S = a->S, .u = a->u, .delta = a->delta, .A = a->A,
@@ -35,10 +40,34 @@ static void *take(char *base, uint64_t *used, int64_t n_floats) {
   return block;
 }
 
+enum { LANES_RUN = 8, LANES_PART = 4 * (KR_SCAN_THREADS * 4 + 16), LANES_SLAB = 16 }; /* as in selective_scan_lanes_bwd.cu */
+
+/* n_matrices of B and C, and as many arrays of one float per state and channel; the gradient also has two halves of parts of dB and dC. */
+static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int n_matrices, int n_states, int n_parts) {
+  return (uint32_t)(n_states * p->N * (KR_SCAN_THREADS / p->TT) + n_parts * LANES_PART + n_matrices * p->slab * (LANES_RUN / 4) * (p->TT * 4 + 4) + KR_SCAN_THREADS * (LANES_RUN + 4)) * 4;
+}
+static uint32_t lanes_back_bytes(const kr_scan_plan *p) { return lanes_shared_bytes(p, 2, 4, 2); }
+
+/* Time over lanes: one tile where it holds all of a sequence of up to 128 steps, else tiles of 64 steps of 16 channels, and chunks of time. */
+static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
+  p->direct = kr_scan_is_aligned(p);
+  p->TT = !p->seq_idx && p->L > 8 * LANES_RUN && p->L <= 16 * LANES_RUN ? 16 : 8;
+  p->slab = p->N < LANES_SLAB ? p->N : LANES_SLAB;
+  const int slots = KR_SCAN_THREADS / p->TT;
+  p->blocks_per_group = (int)((p->D_group + slots - 1) / slots);
+  const int64_t tile = p->TT * LANES_RUN, blocks = p->B * p->G * p->blocks_per_group, tiles = (p->L + tile - 1) / tile;
+  int64_t chunks = 1;
+  if (!p->seq_idx && blocks > 0 && blocks < 2 * n_multiprocessors && tiles >= 4) chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
+  p->chunk = (tiles + chunks - 1) / chunks * tile;
+  p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
+  if (p->n_chunks < 1) p->n_chunks = 1;
+}
+
 static uint64_t lay_out(kr_scan_plan *p, char *base) {
   uint64_t used = kr_scan_chunk_bytes(p);
   const int64_t states = p->B * p->D * p->N_padded, chunks = p->n_chunks;
-  p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
+  if (p->TT) p->n_kept = p->L > p->TT * LANES_RUN ? (int32_t)((p->L + p->TT * LANES_RUN - 1) / (p->TT * LANES_RUN)) : 0;
+  else p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
   p->kept_state = take(base, &used, states * p->n_kept);
   p->kept_dt = take(base, &used, chunks > 1 ? p->B * p->D * p->n_kept : 0);
   p->chunk_carry = take(base, &used, chunks > 1 ? states * chunks : 0);
@@ -47,6 +76,14 @@ static uint64_t lay_out(kr_scan_plan *p, char *base) {
   p->part_D = take(base, &used, p->B * p->D * chunks);
   p->part_bias = take(base, &used, p->B * p->D * chunks);
   return used;
+}
+
+/* Measured on an H200: short sequences, a few states or a few channels are better off with time over lanes. */
+static int states_over_lanes(const kr_scan_plan *p) {
+  if (p->seq_idx) return p->N > 4;
+  if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
+  if (p->N <= 4 || p->L <= 16 * LANES_RUN) return 0;
+  return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
 static void plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx) {
@@ -66,24 +103,28 @@ static void plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, con
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
+  if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. */
 static int32_t sweep(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const kr_kernel *kernel = p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes(p, 0), .stream = stream};
+  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
+  const kr_kernel *carry = p->TT ? lanes_carry[p->direct] : p->S == 1 ? carry_s1 : carry_s4;
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : shared_bytes(p, 0), .stream = stream};
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
+  if (p->TT && p->n_kept == 0) return KRAIT_OK;
   if (p->n_chunks > 1) kr_scan_chunk_scratch(p, scratch);
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
   if (p->n_chunks == 1) return KRAIT_OK;
   KR_TRY(kr_scan_chunk_walk(ctx, tier, p, stream));
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->S == 1 ? carry_s1 : carry_s4)[p->u.dtype], &grid, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &carry[p->u.dtype], &grid, p, sizeof *p));
   return kr_cuda_launch(ctx->cuda, tier, &carry_combine[p->u.dtype], &walk, p, sizeof *p);
 }
 
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
   if (p->seq_idx) return back_packed;
   if (p->S == 1) return back_s1;
   if (p->T != 4) return p->T == 16 ? back_t16 : back_any;
@@ -94,9 +135,9 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
 static int is_general(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
   const krait_selective_scan_args f = forward_args(a);
   kr_scan_plan p;
-  if (kr_scan_refusal(&f) || a->call.flags & KRAIT_SCAN_BOTH || (a->dout.data && a->dout.dtype != a->u.dtype)) return 1;
+  if (kr_scan_general(&f) || kr_has(&f.cu_seqlens) || a->call.flags & KRAIT_SCAN_BOTH) return 1;
   plan_of(&p, a, ctx);
-  return back_shared_bytes(&p) > kr_cuda_info(ctx->cuda)->shared_bytes;
+  return (p.TT ? lanes_back_bytes(&p) : back_shared_bytes(&p)) > kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -108,11 +149,12 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   lay_out(&p, a->call.scratch);
   KR_TRY(sweep(ctx, tier, &p, a->call.scratch, stream));
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = back_shared_bytes(&p), .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.u.dtype], &grid, &p, sizeof p));
-  const kr_grid times = {.x = (uint32_t)(p.B * p.G * ((p.L + 31) / 32)), .block = 256, .stream = stream};
+  const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
+  const kr_grid times = {.x = (uint32_t)(p.B * p.G * n_times), .block = 256, .stream = stream};
   const kr_grid params = {.x = (uint32_t)((p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
-  if (p.dB.data || p.dC.data) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &sum_bc[p.u.dtype], &times, &p, sizeof p));
+  if (p.dB.data || p.dC.data) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p.TT ? lanes_sum_bc : sum_bc)[p.u.dtype], &times, &p, sizeof p));
   return kr_cuda_launch(ctx->cuda, tier, &sum_d[p.u.dtype], &params, &p, sizeof p);
 }
 

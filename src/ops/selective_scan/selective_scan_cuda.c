@@ -8,6 +8,10 @@
 #define KERNELS(name) KR_BY_TYPE("selective_scan", name)
 static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
 static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KERNELS("kr_scan_state_s1");
+#define LANES(name) KR_BY_TYPE("selective_scan_lanes", name)
+static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")}, lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
+static const kr_kernel lanes_state[2][3] = {LANES("kr_scan_lanes_state_any"), LANES("kr_scan_lanes_state")};
+static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wide[] = LANES("kr_scan_lanes_wide"), brief[] = LANES("kr_scan_short");
 static const kr_kernel fwd_packed[] = KERNELS("kr_scan_fwd_s4_packed"), combine[] = KERNELS("kr_scan_combine");
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
@@ -23,10 +27,16 @@ kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
 
 kr_scan_state kr_scan_state_of(const krait_view *v) { return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]}; }
 
-/* What the fast kernels do not take. */
-const char *kr_scan_refusal(const krait_selective_scan_args *a) {
+/* What no fast kernel takes. */
+const char *kr_scan_general(const krait_selective_scan_args *a) {
   if (a->A.dtype == KRAIT_C64) return "complex A";
   if (a->call.flags & (KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT)) return "B or C constant over time";
+  return NULL;
+}
+
+/* What the kernels with states over lanes do not take. */
+const char *kr_scan_refusal(const krait_selective_scan_args *a) {
+  if (kr_scan_general(a)) return kr_scan_general(a);
   if (a->N > 128) return "N above 128";
   if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
   if (a->delta.dtype != a->u.dtype) return "delta of another type than u";
@@ -59,6 +69,46 @@ static void cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
   if (p->n_chunks < 1) p->n_chunks = 1;
 }
 
+enum { LANES_RUN = 16, LANES_TURN = LANES_RUN + 4, LANES_STAGED = 8448, SHORT_STEPS = 8 };
+
+static int lanes_row_floats(const kr_scan_plan *p) { return LANES_RUN / 4 * (p->TT * 4 + 4); }
+
+static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int state) {
+  return (uint32_t)(2 * p->N * (KR_SCAN_THREADS / p->TT) + (state ? 1 : 2) * p->slab * lanes_row_floats(p) + KR_SCAN_THREADS * LANES_TURN) * 4;
+}
+
+/* Time over lanes: tiles of 128 steps of 16 channels or, where those are too few blocks, of 512 steps of 4 channels; then chunks of time. */
+static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, uint32_t most_shared_bytes) {
+  const int64_t rows = p->B * p->G, wide = rows * ((p->D_group + 15) / 16);
+  p->TT = p->N <= 128 && !p->seq_idx && (p->L <= 8 * LANES_RUN || wide >= 4 * n_multiprocessors) ? 8 : 32;
+  const int slots = KR_SCAN_THREADS / p->TT;
+  p->slab = LANES_STAGED / 2 / lanes_row_floats(p);
+  if (p->slab > p->N) p->slab = p->N;
+  while (p->slab > 1 && lanes_shared_bytes(p, 0) > most_shared_bytes) p->slab /= 2;
+  p->blocks_per_group = (int)((p->D_group + slots - 1) / slots);
+  const int64_t tile = p->TT * LANES_RUN, blocks = rows * p->blocks_per_group, tiles = (p->L + tile - 1) / tile;
+  int64_t chunks = 1;
+  if (p->TT == 32 && !p->seq_idx && !p->offsets && blocks > 0 && 3 * blocks < 4 * n_multiprocessors && tiles >= 16) chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
+  p->chunk = (tiles + chunks - 1) / chunks * tile;
+  p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
+  if (p->n_chunks < 1) p->n_chunks = 1;
+}
+
+/* A few channels: all lanes of a block along time. */
+static void cut_wide(kr_scan_plan *p) {
+  p->TT = KR_SCAN_THREADS;
+  p->blocks_per_group = (int)p->D_group;
+  p->chunk = p->L, p->n_chunks = 1;
+}
+
+/* A few steps: lanes share the states. */
+static void cut_short(kr_scan_plan *p) {
+  p->T_shift = 2;
+  while (p->T_shift < 5 && 1 << p->T_shift < p->N) p->T_shift++;
+  p->T = 1 << p->T_shift;
+  p->brief = p->n_chunks = 1;
+}
+
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
   return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
 }
@@ -82,7 +132,56 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
     p->seq_t = reverse ? -a->seq_idx.stride[1] : a->seq_idx.stride[1];
     p->seq_idx = (const int32_t *)a->seq_idx.data + (reverse ? (a->L - 1) * a->seq_idx.stride[1] : 0);
   }
+  p->reverse = reverse;
   cut(p, blocks_wanted, least_chunks);
+}
+
+/* Groups of four of a row of u's type: as is_aligned4 in lanes.cuh. */
+static int is_aligned4(const kr_scan_plan *p, const void *data, int64_t strides, int64_t step, int32_t dtype) {
+  return dtype == p->u.dtype && step == 1 && ((strides | p->L) & 3) == 0 && ((uintptr_t)data & (dtype == KRAIT_F32 ? 15 : 7)) == 0 && !p->offsets;
+}
+static int rows_are_aligned(const kr_scan_plan *p, const kr_rows *v) { return !v->data || is_aligned4(p, v->data, v->b | v->row, v->t, v->dtype); }
+static int mat_is_aligned(const kr_scan_plan *p, const kr_scan_mat *m) { return is_aligned4(p, m->data, m->b | m->g | m->n, m->t, m->dtype); }
+
+int kr_scan_is_aligned(const kr_scan_plan *p) {
+  return rows_are_aligned(p, &p->u) && rows_are_aligned(p, &p->delta) && rows_are_aligned(p, &p->z) && rows_are_aligned(p, &p->out) && rows_are_aligned(p, &p->add) && mat_is_aligned(p, &p->B_mat) && mat_is_aligned(p, &p->C_mat)
+    && rows_are_aligned(p, &p->dout) && rows_are_aligned(p, &p->du) && rows_are_aligned(p, &p->ddelta) && rows_are_aligned(p, &p->dz);
+}
+
+/* Sequences by offsets are batch entries that share one row of every tensor but the states. */
+static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
+  if (!kr_has(&a->cu_seqlens)) return;
+  p->offsets = a->cu_seqlens.data, p->offsets_step = a->cu_seqlens.stride[0], p->B = a->S;
+  p->u.b = p->delta.b = p->z.b = p->out.b = p->B_mat.b = p->C_mat.b = 0;
+  p->u.packs = p->delta.packs = p->z.packs = p->out.packs = p->B_mat.packs = p->C_mat.packs = 0; /* sequences begin anywhere */
+}
+
+/* Measured on an H200, as everything here: a few steps, a few states or a few channels are better off with time over lanes. */
+static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
+  const int64_t channels = p->B * p->D;
+  if (p->seq_idx && p->L <= 8 * LANES_RUN) return 1;
+  if (p->N <= 4) return 0;
+  if (p->L <= SHORT_STEPS) return channels * p->N >= 1 << 17 && (p->N <= 64 || p->L > 4);
+  if (p->L <= 8 * LANES_RUN) return 0;
+  if (p->N <= 16) return p->D_group > 16 && (channels > n_multiprocessors || p->L >= 1 << 14);
+  if (p->N <= 32) return 1;
+  return channels <= 1024 || (channels >= 4096 && (p->N <= 64 || channels <= 8192));
+}
+
+static int is_wide(const kr_scan_plan *p, int64_t n_multiprocessors) {
+  const int64_t tiles = p->L / (KR_SCAN_THREADS * LANES_RUN), channels = p->B * p->D;
+  return p->L >= 512 && !p->seq_idx && kr_scan_is_aligned(p) && (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
+}
+
+/* Forward: states over lanes where channels are plenty, else time over lanes. */
+static void plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse) {
+  const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  kr_scan_plan_of(p, a, reverse, 4 * n, 3);
+  take_offsets(p, a);
+  if (!kr_scan_refusal(a) && states_over_lanes(p, n)) return;
+  if (p->L <= SHORT_STEPS && !p->seq_idx && !p->offsets) cut_short(p);
+  else if (!(a->call.flags & KRAIT_SCAN_BOTH) && is_wide(p, n)) cut_wide(p);
+  else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
 }
 
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p) {
@@ -102,16 +201,25 @@ int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_pl
 
 /* Every chunk's first state. */
 static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : kr_scan_shared_bytes(p), .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->TT ? lanes_state[p->direct] : p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
   return kr_scan_chunk_walk(ctx, tier, p, stream);
 }
 
+static const kr_kernel *kernel_of(const kr_scan_plan *p) {
+  if (p->brief) return brief;
+  if (p->TT) return p->seq_idx ? lanes_packed : p->TT == 8 ? lanes_t8[p->direct] : p->TT == 32 ? lanes_t32[p->direct] : lanes_wide;
+  return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
+}
+
 static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+  kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
+  if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
+  p->direct = kr_scan_is_aligned(p);
+  if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) KR_TRY(chunk_starts(ctx, tier, p, scratch, stream));
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = kr_scan_shared_bytes(p), .stream = stream};
-  return kr_cuda_launch(ctx->cuda, tier, &(p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4)[p->u.dtype], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &kernel_of(p)[p->u.dtype], &grid, p, sizeof *p);
 }
 
 /* y of the forward direction, float32, in scratch. */
@@ -122,18 +230,18 @@ static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reve
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_args *a = args;
-  if (kr_scan_refusal(a)) return kr_scan_any_run(ctx, tier, a);
-  const int n = 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
+  if (kr_scan_general(a)) return kr_scan_any_run(ctx, tier, a);
+  const int both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
   kr_scan_plan p;
   char *scratch = a->call.scratch;
-  kr_scan_plan_of(&p, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, n, 3);
+  plan_of(&p, ctx, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
   if (!both) return run_scan(ctx, tier, &p, scratch, a->call.stream);
   char *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
   p.out = sum_rows(a, scratch, 0);
   p.z.data = NULL;
   p.D_vec = NULL;
   KR_TRY(run_scan(ctx, tier, &p, rest, a->call.stream));
-  kr_scan_plan_of(&p, a, 1, n, 3);
+  plan_of(&p, ctx, a, 1);
   p.add = sum_rows(a, scratch, 1);
   p.A = a->A_reverse.data, p.A_d = a->A_reverse.stride[0], p.A_n = a->A_reverse.stride[1];
   return run_scan(ctx, tier, &p, rest, a->call.stream);
@@ -148,8 +256,8 @@ const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args
 uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_args *a = args;
   kr_scan_plan p;
-  if (kr_scan_refusal(a)) return kr_scan_any_scratch(a);
-  kr_scan_plan_of(&p, a, 0, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 3);
+  if (kr_scan_general(a)) return kr_scan_any_scratch(a);
+  plan_of(&p, ctx, a, 0);
   uint64_t sum = a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0;
   return sum + kr_scan_chunk_bytes(&p);
 }
