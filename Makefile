@@ -20,7 +20,7 @@ test: build ## run every test; one summary at the end
 	@tools/run-tests $(BUILD)
 
 wheel: build ## one Python wheel for every Python and torch, and the drop-ins' (into build/wheels)
-	@mkdir -p $(BUILD)/wheels && python3 python/backend/krait_build.py $(BUILD)/wheels
+	@mkdir -p $(BUILD)/wheels && KRAIT_LIBRARY=$(BUILD)/src/libkrait.so python3 python/backend/krait_build.py $(BUILD)/wheels
 	@PYTHONPATH=python python3 -m krait dropin wheel $(BUILD)/wheels
 
 test-python: build ## run the Python tests under every Python with torch found here

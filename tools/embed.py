@@ -1,10 +1,24 @@
 #!/usr/bin/env python3
 """embed.py OUT.c FILE...: a C file that holds each file's bytes (.incbin) and the tables that find them. Files are PTX texts,
-MODULE.TIER.ptx, and machine code for one architecture, MODULE.TIER.sm_NN.cubin."""
-import pathlib, sys
+MODULE.TIER.ptx, and machine code for one architecture, MODULE.TIER.sm_NN.cubin. Texts lose their comments and most of their
+white space: a third of them."""
+import pathlib, re, sys
 
 out, paths = pathlib.Path(sys.argv[1]), [pathlib.Path(p).resolve() for p in sys.argv[2:]]
+
+
+def shrunk(path):
+    """A copy of the text beside OUT.c, as short as the assembler minds nothing."""
+    text = re.sub(rb"//[^\n]*", b"", path.read_bytes())
+    text = re.sub(rb"\n[ \n]*", b"\n", re.sub(rb"[ \t]+", b" ", text)).replace(b", ", b",")
+    copy = out.parent / (out.name + ".texts") / path.name
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_bytes(text)
+    return copy.resolve()
+
+
 texts, cubins = ([p for p in paths if p.suffix == suffix] for suffix in (".ptx", ".cubin"))
+texts = [shrunk(path) for path in texts]
 lines = ['/* ptx_table.c: made by tools/embed.py: the device code of this build. */', '#include "cuda.h"', '#include <krait/krait.h>', '']
 for i, path in enumerate(texts + cubins):
     lines.append(f'__asm__(".pushsection .rodata\\n.balign 16\\n.globl kr_code_{i}\\n.hidden kr_code_{i}\\nkr_code_{i}:\\n.incbin \\"{path}\\"\\n.byte 0\\n.popsection\\n");')

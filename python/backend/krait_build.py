@@ -1,5 +1,5 @@
 """The wheel's build backend (PEP 517), standard library only: compiles libkrait with meson from this tree (or takes the
-file that KRAIT_LIBRARY names as it is) and packs it with the public headers and the Python files. One wheel per machine type and C
+file that KRAIT_LIBRARY names), strips it and packs it with the public headers and the Python files. One wheel per machine type and C
 library floor: nothing in it depends on the version of Python or of torch."""
 
 import os
@@ -34,19 +34,20 @@ def _run(*command):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError("%s failed:\n%s" % (" ".join(command[:2]), done.stdout[-4000:]))
+    return done.stdout
 
 
 def _build_library(folder):
     """libkrait.so, stripped: the given one, or compiled in a folder of its own."""
-    given = os.environ.get("KRAIT_LIBRARY")
-    if given:
-        return given
-    build = os.path.join(folder, "build")
-    floor = ["-Dc_args=-include" + os.path.join(_HERE, "backend", "glibc_floor.h")] if _IS_GLIBC else []
-    _run("meson", "setup", build, _ROOT, "-Dtests=false", *floor)
-    _run("meson", "compile", "-C", build, "krait:shared_library")
-    path = os.path.join(folder, "libkrait.so")
-    _run("strip", "--strip-unneeded", "-o", path, os.path.join(build, "src", "libkrait.so"))
+    built, path = os.environ.get("KRAIT_LIBRARY"), os.path.join(folder, "libkrait.so")
+    if not built:
+        build = os.path.join(folder, "build")
+        said = _run("meson", "setup", build, _ROOT, "-Dtests=false")
+        if "NO GPU tiers" in said:
+            print("krait: no clang 18 or later here: this wheel will run on CPUs only", file=sys.stderr)
+        _run("meson", "compile", "-C", build, "krait:shared_library")
+        built = os.path.join(build, "src", "libkrait.so")
+    _run("strip", "--strip-unneeded", "-o", path, built)
     return path
 
 
