@@ -11,9 +11,11 @@ import time
 import torch
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
 from krait import _load
-from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
+from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn_no_out_proj, selective_scan_fn
+from mamba_ssm.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
 CALLS, REPEATS = 200, 41
@@ -56,7 +58,11 @@ def cases():
     ssm, row, dt, B1, C1 = torch.zeros(2, 8, 4), torch.randn(2, 8), torch.rand(2, 8), torch.randn(2, 4), torch.randn(2, 4)
     yield "selective_state_update", "state_update", "_UPDATE", lambda: selective_state_update(ssm, row, dt, A, B1, C1, D, None, bias, True)
     yield "rms_norm_fn", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None)
-    yield "rms_norm_fn, residual", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None, residual=dt, prenorm=True)
+    yield "layer_norm_fn, residual", "norms", "_ADD_NORM", lambda: layer_norm_fn(row, b, b, residual=dt, prenorm=True)
+    yield "rmsnorm_fn, gated", "norms", "_GATED_NORM", lambda: rmsnorm_fn(row, b, None, z=dt)
+    ends, xz, project, widen = torch.tensor([0, 3, 16], dtype=torch.int32), torch.randn(2, 16, 16), torch.randn(9, 8), torch.randn(8, 1)
+    yield "causal_conv1d_varlen", "causal_conv1d", "_VARLEN", lambda: causal_conv1d_varlen_states(x[0].t(), ends, 4)
+    yield "mamba_inner_fn", "mamba_inner", "_INNER", lambda: mamba_inner_fn_no_out_proj(xz, w[:, None], b, project, widen, A, None, None, D, bias)
 
 
 def main():

@@ -14,7 +14,8 @@ import torch
 from . import _load
 
 ABSENT = bytes(48)
-_VIEW_PACKERS = [struct.Struct("=Q" + "q" * n + "%dx" % (32 - 8 * n) + "i4x").pack for n in range(5)]
+_VIEW = "=Q%si4x"  # krait_view: address, four strides, type
+_VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack for n in range(5)]  # by the tensor's dimensions
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
 _LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much for CPU calls,
@@ -32,14 +33,11 @@ DTYPES = _Dtypes({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.f
                   torch.int64: 5, torch.complex64: 6})
 
 
-def view_with(t, axis, n_dims):
-    """A tensor that may lack `axis`, of size one, as a krait_view of n_dims dimensions."""
-    if t is None:
-        return ABSENT
-    strides = t.stride()
-    if len(strides) < n_dims:
-        strides = strides[:axis] + (0,) + strides[axis:]
-    return _VIEW_PACKERS[n_dims](t.data_ptr() or 64, *strides, DTYPES[t.dtype])
+def _packers_without(axis, n_dims):
+    """As _VIEW_PACKERS, for a view of n_dims dimensions whose tensor may lack `axis`, of size one."""
+    packers = list(_VIEW_PACKERS)
+    packers[n_dims - 1] = struct.Struct(_VIEW % ("q" * axis + "8x" + "q" * (n_dims - 1 - axis) + "%dx" % (32 - 8 * n_dims))).pack
+    return packers
 
 
 def _host_bytes(n):
@@ -163,16 +161,16 @@ def _flatten(ctype):
     return fields
 
 
-def _view_text(name):
-    """The expression that packs one tensor (or passes on 48 bytes that are packed already)."""
-    return ("(ABSENT if {0} is None else {0} if {0}.__class__ is bytes else"
-            " packers[len(s := {0}.stride())]({0}.data_ptr() or 64, *s, DTYPES[{0}.dtype]))").format(name)
+def _view_text(name, packers):
+    """The expression that packs one tensor."""
+    return ("(ABSENT if {0} is None else {1}[len(s := {0}.stride())]({0}.data_ptr() or 64, *s, DTYPES[{0}.dtype]))").format(name, packers)
 
 
-def _generate(fields, args_bytes):
+def _generate(fields, args_bytes, axes):
     """The text of run(at, flags=0, *, field=default, ...): packs and calls."""
     parameters, parts, numbers = [], [], []
     names = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
+    names.update(("packers_" + name, _packers_without(*place)) for name, place in axes.items())
 
     def flush():
         if numbers:
@@ -185,7 +183,7 @@ def _generate(fields, args_bytes):
         if code == "view":
             flush()
             parameters.append(name + "=None")
-            parts.append(_view_text(name))
+            parts.append(_view_text(name, "packers_" + name if name in axes else "packers"))
         else:
             numbers.append((name, code))
             if name != "reserved":
@@ -226,27 +224,28 @@ def _make_call(name):
     return call
 
 
-def _bind(name):
+def _bind(name, axes):
     ctype = _load.ffi().typeof("krait_%s_args" % name)
     args_bytes = _load.ffi().sizeof(ctype)
     fields = _flatten(ctype)
     packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
     if packed_bytes != args_bytes:
         raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (name, packed_bytes, args_bytes))
-    text, names = _generate(fields, args_bytes)
+    text, names = _generate(fields, args_bytes, axes)
     names["call"] = _make_call(name)
     exec(compile(text, "<krait %s>" % name, "exec"), names)
     return names["run"]
 
 
 class Operator:
-    """krait_<name>: call it as op(at, flags, field=..., view=tensor, ...); fields left out are 0 or absent."""
+    """krait_<name>: call it as op.run(at, flags, field=..., view=tensor, ...); fields left out are 0 or absent. `axes` says which
+    views may come without an axis of size one: view=(axis, dimensions of the view)."""
 
-    def __init__(self, name):
-        self._name = name
+    def __init__(self, name, **axes):
+        self._name, self._axes = name, axes
 
     def __getattr__(self, attribute):
         if attribute != "run":
             raise AttributeError(attribute)
-        self.run = _bind(self._name)
+        self.run = _bind(self._name, self._axes)
         return self.run

@@ -50,6 +50,15 @@ def _traced(backward):
     return run
 
 
+def is_tracked(tensors):
+    """Whether a call needs a node in the graph: eager, gradients on, and one of the tensors (None allowed) asks for them."""
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return not is_compiling()
+    return False
+
+
 def zeros_like(t):
     """A gradient of zeros without memory of its own."""
     return t.new_zeros(()).expand(t.shape)

@@ -5,12 +5,12 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, place, view_with
-from .._torch import custom_op, differentiable, is_compiling, zeros_like
+from .._call import Operator, place
+from .._torch import custom_op, differentiable, is_tracked, zeros_like
 
 _FORWARD = Operator("causal_conv1d")
 _BACKWARD = Operator("causal_conv1d_bwd")
-_UPDATE = Operator("causal_conv1d_update")
+_UPDATE = Operator("causal_conv1d_update", x=(2, 3), out=(2, 3))
 _VARLEN = Operator("causal_conv1d_varlen_states")
 _REVERSE = 1  # KRAIT_CONV1D_REVERSE
 
@@ -110,11 +110,7 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
         assert initial_states is None, "initial_states must be None if seq_idx is not None"
         assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
     args = (x, weight, bias, seq_idx, initial_states, silu, reverse, return_final_states)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-                                    or (initial_states is not None and initial_states.requires_grad)) and not is_compiling():
-        result = _apply(*args)
-    else:
-        result = _forward(*args)
+    result = (_apply if is_tracked(args[:5]) else _forward)(*args)
     return result if return_final_states else result[0]
 
 
@@ -139,8 +135,8 @@ def run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indi
         _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     _UPDATE.run(place(x, conv_state, weight, bias, cache_seqlens, conv_state_indices), 0, B=b, D=d,
                 L=x.shape[2] if x.dim() == 3 else 1, W=weight.shape[1], S=room, n_states=n_states, activation=silu,
-                x=view_with(x, 2, 3), conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens,
-                conv_state_indices=conv_state_indices, out=view_with(out, 2, 3))
+                x=x, conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens,
+                conv_state_indices=conv_state_indices, out=out)
 
 
 def _fake_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._call import Operator, place
-from .._torch import autocast_dtype, custom_op, differentiable, is_compiling
+from .._torch import autocast_dtype, custom_op, differentiable, is_tracked
 from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
 from .norms import _add_norm_bwd, add_norm
-from .selective_scan import as_matrix, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
+from .selective_scan import ONE_GROUP, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
 
-_INNER = Operator("mamba_inner")
-_INNER_BWD = Operator("mamba_inner_bwd")
+_INNER = Operator("mamba_inner", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+_INNER_BWD = Operator("mamba_inner_bwd", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 
 
 class _Weights(NamedTuple):
@@ -75,7 +75,7 @@ def _fields(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delt
     """What the two args structs share."""
     b, two_d, length = xz.shape
     return dict(B=b, D=two_d // 2, L=length, N=A.shape[1], W=conv.shape[1], R=delta_proj.shape[1], M=0, eps=eps, xz=xz, conv_weight=conv, conv_bias=conv_bias,
-                x_proj_weight=x_proj, dt_proj_weight=delta_proj, A=A, A_reverse=A_reverse, Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D,
+                x_proj_weight=x_proj, dt_proj_weight=delta_proj, A=A, A_reverse=A_reverse, Bmat=B, Cmat=C, Dvec=D,
                 delta_bias=delta_bias, B_proj_bias=B_bias, C_proj_bias=C_bias, B_norm_weight=B_norm, C_norm_weight=C_norm, dt_norm_weight=delta_norm)
 
 
@@ -94,8 +94,8 @@ def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_
     grads = _fake_backward(*tensors, dout, softplus, reverse, eps, wanted)
     dxz, dconv, dconv_bias, dx_proj, ddelta_proj, dA, dA_reverse, dB, dC, dD, ddelta_bias, dB_bias, dC_bias, dB_norm, dC_norm, ddelta_norm = grads
     _INNER_BWD.run(place(*tensors, dout), scan_flags(B, C, softplus, reverse, A_reverse), **_fields(*tensors, eps), dout=dout, dxz=dxz, dconv_weight=dconv,
-                   dconv_bias=dconv_bias, dx_proj_weight=dx_proj, ddt_proj_weight=ddelta_proj, dA=dA, dA_reverse=dA_reverse, dB=as_matrix(dB),
-                   dC=as_matrix(dC), dDvec=dD, ddelta_bias=ddelta_bias, dB_proj_bias=dB_bias, dC_proj_bias=dC_bias, ddt_norm_weight=ddelta_norm,
+                   dconv_bias=dconv_bias, dx_proj_weight=dx_proj, ddt_proj_weight=ddelta_proj, dA=dA, dA_reverse=dA_reverse, dB=dB,
+                   dC=dC, dDvec=dD, ddelta_bias=ddelta_bias, dB_proj_bias=dB_bias, dC_proj_bias=dC_bias, ddt_norm_weight=ddelta_norm,
                    dB_norm_weight=dB_norm, dC_norm_weight=dC_norm)
     return grads
 
@@ -322,19 +322,18 @@ def _cast(t, dtype):
 
 def _parameters(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
     """As the operators take them; the bias and the norm of a matrix that was given have no effect."""
-    state_dtype = torch.complex64 if A.is_complex() else torch.float32
-    if A.is_complex():
-        A, A_reverse = A.resolve_conj(), A_reverse if A_reverse is None else A_reverse.resolve_conj()
+    kind = torch.complex64 if A.is_complex() else torch.float32
     return _Weights(
-        conv.squeeze(1) if conv.dim() == 3 else conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, state_dtype),
-        as_parameter(A_reverse, state_dtype), as_parameter(B, state_dtype) if B is not None and B.dim() == 2 else B,
-        as_parameter(C, state_dtype) if C is not None and C.dim() == 2 else C, as_parameter(D, torch.float32), as_parameter(delta_bias, torch.float32),
+        conv.squeeze(1) if conv.dim() == 3 else conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, kind),
+        A_reverse if A_reverse is None else as_parameter(A_reverse, kind), B if B is None or B.dim() > 2 else as_parameter(B, kind),
+        C if C is None or C.dim() > 2 else as_parameter(C, kind), D if D is None else as_parameter(D, torch.float32),
+        delta_bias if delta_bias is None else as_parameter(delta_bias, torch.float32),
         B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
 
 
 def _run(xz, w, o, out_proj, out_bias, dtype):
     _check(xz, w)
-    tracked = torch.is_grad_enabled() and not is_compiling() and any([t is not None and t.requires_grad for t in (xz, *w)])
+    tracked = is_tracked((xz, *w))
     if _takes_one_call(xz, w):
         y = (_apply_one_call if tracked else _one_call)(xz, *w, o.softplus, o.reverse, o.eps)
     else:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._call import Operator, place
-from .._torch import autocast_dtype, custom_op, differentiable, is_compiling
+from .._torch import autocast_dtype, custom_op, differentiable, is_tracked
 
 _ADD_NORM = Operator("add_norm")
 _ADD_NORM_BWD = Operator("add_norm_bwd")
@@ -17,7 +17,7 @@ _RMS, _GATE_FIRST = 1, 2  # KRAIT_NORM_RMS and KRAIT_GATED_NORM_RMS; KRAIT_GATED
 
 
 def _like(t, dtype=None):
-    return torch.empty(t.shape, dtype=dtype or t.dtype, device=t.device)
+    return torch.empty_like(t) if dtype is None else torch.empty_like(t, dtype=dtype)
 
 
 def _fake_add_norm_bwd(v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype, eps, rms):
@@ -75,10 +75,6 @@ def _add_norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], resid
 _apply_add_norm = differentiable("AddNorm", _add_norm, _setup_add_norm, _add_norm_gradients)
 
 
-def _is_tracked(*tensors):
-    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors]) and not is_compiling()
-
-
 def _rows(t, width):
     return t if t is None or t.dim() == 2 else t.reshape(-1, width)
 
@@ -121,7 +117,7 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
             rows1, mask1 = _drop(rows1, dropout_p, None)
     tensors = (rows, weight, bias, residual, rows1, weight1, bias1)
     adds = prenorm or any([t is not None for t in (residual, rows1, rowscale)])
-    run = _apply_add_norm if _is_tracked(*tensors) else _add_norm
+    run = _apply_add_norm if is_tracked(tensors) else _add_norm
     out, out1, total = run(*tensors, rowscale, float(eps), is_rms_norm, residual_in_fp32, adds)
     results = [_shaped(out, shape)]
     if weight1 is not None:
@@ -202,5 +198,5 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
     assert z is None or z.shape == shape, "z must have x's shape"
     assert weight.shape == (width,) and (bias is None or bias.shape == (width,)), "weight and bias must be (%d)" % width
     args = (_rows(x, width), _rows(z, width), weight, bias, float(eps), group_size, is_rms_norm, norm_before_gate)
-    out = _apply_gated(*args) if _is_tracked(x, z, weight, bias) else _gated(*args)
+    out = _apply_gated(*args) if is_tracked(args[:4]) else _gated(*args)
     return _shaped(out, shape)

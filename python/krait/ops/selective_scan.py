@@ -5,11 +5,12 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, place, view_with
-from .._torch import custom_op, differentiable, is_compiling, zeros_like
+from .._call import Operator, place
+from .._torch import custom_op, differentiable, is_tracked, zeros_like
 
-_FORWARD = Operator("selective_scan")
-_BACKWARD = Operator("selective_scan_bwd")
+ONE_GROUP = (1, 4)  # the axis of the groups of B and C, where there is one, may be left out of the shape
+_FORWARD = Operator("selective_scan", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+_BACKWARD = Operator("selective_scan_bwd", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 
 
@@ -17,11 +18,6 @@ def scan_flags(B, C, softplus, reverse, A_reverse):
     """B, C: the matrices, None where a projection gives them."""
     return ((_SOFTPLUS if softplus else 0) | (_B_CONSTANT if B is not None and B.dim() == 2 else 0)
             | (_C_CONSTANT if C is not None and C.dim() == 2 else 0) | (_REVERSE if reverse else 0) | (0 if A_reverse is None else _BOTH))
-
-
-def as_matrix(t):
-    """B, C or a gradient of theirs; one group may be left out of the shape."""
-    return t if t is None or t.dim() == 2 else view_with(t, 1, 4)
 
 
 def _n_groups(B, C):
@@ -37,7 +33,7 @@ def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_
     b, d, length = u.shape
     _FORWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse), scan_flags(B, C, softplus, reverse, A_reverse),
                  B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A,
-                 Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
+                 Bmat=B, Cmat=C, Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
                  cu_seqlens=cu_seqlens, A_reverse=A_reverse, out=out, last_state=last)
 
 
@@ -47,9 +43,9 @@ def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu
     b, d, length = u.shape
     _BACKWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast),
                   scan_flags(B, C, softplus, reverse, A_reverse), B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C),
-                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=as_matrix(B), Cmat=as_matrix(C), Dvec=D, z=z, delta_bias=delta_bias,
+                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=B, Cmat=C, Dvec=D, z=z, delta_bias=delta_bias,
                   initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, A_reverse=A_reverse, dout=dout, dlast_state=dlast, du=du,
-                  ddelta=ddelta, dA=dA, dB=as_matrix(dB), dC=as_matrix(dC), dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial,
+                  ddelta=ddelta, dA=dA, dB=dB, dC=dC, dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial,
                   dA_reverse=dA_reverse)
 
 
@@ -134,24 +130,25 @@ def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seql
 
 
 def as_parameter(t, dtype):
-    return t if t is None or t.dtype == dtype else t.to(dtype)
+    """In the type of states; a conjugate is one in memory too."""
+    t = t if t.dtype is dtype else t.to(dtype)
+    return t if dtype is torch.float32 else t.resolve_conj()
 
 
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
                    initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False, A_reverse=None):
     """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state.
     With A_reverse a second scan with it runs backwards in time and is added before D u and the gate."""
-    is_complex = A.is_complex()
-    state_dtype = torch.complex64 if is_complex else torch.float32
-    A, D, delta_bias = as_parameter(A, state_dtype), as_parameter(D, torch.float32), as_parameter(delta_bias, torch.float32)
-    A = A.resolve_conj() if is_complex else A
+    state_dtype = torch.complex64 if A.is_complex() else torch.float32
+    A = as_parameter(A, state_dtype)
+    D = D if D is None else as_parameter(D, torch.float32)
+    delta_bias = delta_bias if delta_bias is None else as_parameter(delta_bias, torch.float32)
     B = as_parameter(B, state_dtype) if B.dim() == 2 else B
     C = as_parameter(C, state_dtype) if C.dim() == 2 else C
-    initial_states = as_parameter(initial_states, state_dtype)
-    A_reverse = as_parameter(A_reverse, state_dtype)
+    initial_states = initial_states if initial_states is None else as_parameter(initial_states, state_dtype)
+    A_reverse = A_reverse if A_reverse is None else as_parameter(A_reverse, state_dtype)
     _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
     args = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse, bool(delta_softplus), reverse,
             return_last_state)
-    tracked = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in args[:12]]) and not is_compiling()
-    result = _apply(*args) if tracked else _forward(*args)
+    result = (_apply if is_tracked(args[:12]) else _forward)(*args)
     return result if return_last_state else result[0]
