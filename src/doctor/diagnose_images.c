@@ -218,8 +218,6 @@ static int log_has(const doc *d, const char *id) {
   return 0;
 }
 
-static int frame_is_torch(const doc *d) { return d->log.last_frame && (strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "torch\\")); }
-
 static void report_covered(doc *d, const doc_file *file) {
   int cc = doc_main_cc(d), best = 0;
   for (size_t i = 0; i < file->containers.n; i++) {
@@ -243,8 +241,8 @@ static void blame(doc *d) {
     if (!is_own_extension(file) || !file->n_judged) continue;
     const char *keys[] = {"ext", file->name, "cc", nth_cc(d), NULL};
     if (file->verdict <= KRAIT_VERDICT_JIT) report_covered(d, file);
-    else if (torch && torch->verdict <= KRAIT_VERDICT_JIT && frame_is_torch(d))
-      doc_evidence(d, doc_report(d, "K03", file, "", keys), "the error surfaced in %s, whose library has code for %s", d->log.last_frame, nth_cc(d));
+    else if (torch && torch->verdict <= KRAIT_VERDICT_JIT && d->log.is_frame_torch)
+      doc_evidence(d, doc_report(d, "K03", file, "", keys), "the error surfaced in %s, in a call of torch, whose library has code for %s", d->log.last_frame, nth_cc(d));
   }
 }
 

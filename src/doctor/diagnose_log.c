@@ -44,6 +44,7 @@ static int already_found(const doc *d, const char *ids) {
 static const char *package_of(const doc *d, const doc_hit *hit) {
   const char *package = doc_package_in(d, hit->line);
   if (!*package) package = hit->near;
+  if (hit->rule->stage == KR_STAGE_IMAGE) return package; /* which file fails only bytes can say */
   for (size_t i = d->log.files.n; i-- > 0 && !*package;) package = doc_package_in(d, DOC_TEXT(d->log.files, i));
   return *package || !d->log.names.n ? package : DOC_TEXT(d->log.names, d->log.names.n - 1);
 }
@@ -94,6 +95,8 @@ static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "B02") && sm >= 75) return 0;
   if (is(hit, "B01") || is(hit, "B02")) put(keys, "arch", kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
   if (is(hit, "B10")) need = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 128;
+  if (is(hit, "B01") && (kr_parse_tenths(d->log.nvcc) || kr_parse_tenths(d->nvcc) >= need)) /* this machine's need not be the one that failed */
+    put(keys, "nvcc", *d->log.nvcc ? d->log.nvcc : "of the log");
   if (need) put(keys, "need", kr_print_tenths(d->arena, need)), put(keys, "need_dash", kr_arena_print(d->arena, "%d-%d", need / 10, need % 10));
   if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel", taken(hit, "module"))) return 0;
   if (is(hit, "B08")) put(keys, "first", d->log.first_error ? kr_arena_print(d->arena, "\"%.60s\"", d->log.first_error) : "further up, outside of this text");
@@ -150,6 +153,12 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
   if (f->severity == KR_ERROR && f->confidence != 'C' && f->confidence != 'H') f->severity = KR_WARN;
   doc_evidence(d, f, "the log: %.300s", hit->line);
   if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
+  if (d->log.is_frame_torch && is(hit, "K01")) doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
+  if (!*f->package && is(hit, "K01")) {
+    f->fixes.n = 0;
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "krait doctor --log THIS-TEXT SITE-PACKAGES%s", doc_main_cc(d) ? "" : " --gpu NAME"));
+    doc_add_text(d, &f->fixes, "then rebuild the library that it names, or take a newer release");
+  }
   if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(hit->rule->stage));
 }
 

@@ -95,6 +95,8 @@ typedef struct doc_log {
   kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
   const char *symbol;  /* the last undefined symbol; "" */
   const char *last_frame, *first_error, *last_exception;
+  const char *nvcc;    /* the version that it names; "" */
+  int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
   const char *near;    /* while lines are read: the package named last */
 } doc_log;

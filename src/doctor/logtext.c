@@ -256,7 +256,8 @@ static void fill_facts(doc *d, const char *text) {
     if (*d->driver) d->driver_source = "the log", d->driver_number = kr_parse_driver(d->driver);
     if (d->driver_number < 300000000) d->driver = "", d->driver_number = 0;
   }
-  if (!*d->nvcc) d->nvcc = first_token(d, text, nvcc), d->nvcc_path = *d->nvcc ? "the log" : "";
+  d->log.nvcc = first_token(d, text, nvcc);
+  if (!*d->nvcc) d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
   if (!doc_main_cc(d)) gpu_from_text(d, text);
 }
 
@@ -268,9 +269,15 @@ static const char *symbol_in(doc *d, const char *text) {
 /* The last exception of a chain counts; its last Python frame says where the error surfaced. */
 static void read_line(doc *d, const char *line) {
   const char *frame = strstr(line, "File \"");
-  if (frame) d->log.last_frame = kr_arena_copy(d->arena, frame + 6, strcspn(frame + 6, "\""));
+  if (frame) {
+    d->log.last_frame = kr_arena_copy(d->arena, frame + 6, strcspn(frame + 6, "\""));
+    d->log.is_frame_torch = strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "\\torch\\");
+  } else if (d->log.is_frame_open) { /* many of torch's functions are no Python and have no frame: the code that calls them is all there is */
+    d->log.is_frame_torch |= strstr(line, "torch.") != NULL || strstr(line, " F.") != NULL;
+  }
+  d->log.is_frame_open = frame != NULL;
   doc_add_modules(d, line);
-  if (!d->log.first_error && (strstr(line, "error:") || strstr(line, "FAILED:"))) d->log.first_error = line;
+  if (!d->log.first_error && (strstr(line, "error:") || strstr(line, "FAILED:")) && !strstr(line, "error: subprocess-exited")) d->log.first_error = line;
   size_t n = strcspn(line, ":");
   if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) && (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))
     d->log.last_exception = line;

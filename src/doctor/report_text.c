@@ -229,11 +229,14 @@ static const char *plan_command(doc *d, const doc_finding *f) {
   return kr_arena_print(d->arena, "# %s%s%s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0), *other ? ", " : "", other);
 }
 
+/* One way to another build of a package is enough. */
+static int step_of_package(const doc_finding *f) { return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE; }
+
 static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
   for (size_t i = 0; i < planned->n; i++) {
     const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
     if (strcmp(plan_command(d, other), command) == 0) return 1;
-    if (*f->package && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
+    if (step_of_package(f) && step_of_package(other) && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
   }
   return 0;
 }

@@ -57,7 +57,6 @@ CAT = f"""[rank0]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "/srv/seedvr/models/dit/rope.py", line 88, in forward
 [rank0]:     emb = torch.cat([a, b])
-[rank0]:   File "{PROC}/torch/functional.py", line 1, in cat
 [rank0]: RuntimeError: CUDA error: no kernel image is available for execution on the device
 GPU: NVIDIA GeForce RTX 4090, torch==2.3.0+cu121, flash_attn==2.5.9.post1
 """
@@ -93,10 +92,16 @@ def a_text_claims_no_file_and_blames_the_nearest_package(doctor, folder):
 
 
 def seed_1(doctor, folder):
+    (folder / "newer/usr/local/cuda/bin").mkdir(parents=True)  # the log's machine had 12.4, this one has 13.0
+    (folder / "newer/usr/local/cuda/bin/nvcc").write_text("")
+    (folder / "newer/usr/local/cuda/version.json").write_text('{"cuda" : {"name" : "CUDA SDK", "version" : "13.0.0"}}')
     a = doctor("--root", folder, log=BUILD)
     assert set(a.ids()) == {"B01", "B07", "B08", "R01", "R02"}, a.ids()
     assert "needs >= 12.8" in a.find("B01")["explain"] and "12.4" in a.find("B01")["explain"], a.find("B01")
     assert "Unsupported gpu architecture" in a.find("B08")["explain"] or "further up" in a.find("B08")["explain"]
+    assert "12.4" in doctor("--root", folder / "newer", log=BUILD).find("B01")["explain"]
+    plan = doctor.run("--root", folder, "--fix-plan", log=BUILD).stdout.decode()
+    assert "cuda-toolkit-12-8" in plan and "pip install torch" in plan, plan
     for line, rule in zip(BUILD.splitlines()[2:], ("B07", "B01", "B08", "R01", "R02")):
         assert doctor("--root", folder, log=line).ids() == [rule], rule
 
@@ -113,13 +118,16 @@ def seed_2(doctor, folder):
 def seed_3(doctor, folder):
     a = doctor("--root", folder, log=MIXED)
     assert set(a.ids()) == {"R01", "K01", "B04", "B05"}, a.ids()
+    plan = doctor.run("--root", folder, "--fix-plan", log=MIXED).stdout.decode()
+    assert '.to("cuda")' in plan and "MAMBA_FORCE_BUILD=TRUE" in plan, plan
     assert "TRUE counts" in doctor.run("--explain", "B05").stdout.decode()
 
 
 def seed_4_log_alone_claims_no_file(doctor, folder):
     a = doctor("--root", folder, log=CAT)
     assert a.ids() == ["K01"] and a.find("K01")["file"] is None and a.find("K01")["confidence"] == "M"
-    assert any("torch/functional.py" in e for e in a.find("K01")["evidence"])
+    assert any("rope.py" in e for e in a.find("K01")["evidence"]) and any("a call of torch" in e for e in a.find("K01")["evidence"])
+    assert "krait doctor --log" in a.find("K01")["fix"][0] and not any("apex" in f or "flash" in f for f in a.find("K01")["fix"]), a.find("K01")
     assert a["target"]["gpus"][0]["cc"] == "8.9"
 
 
