@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <zip.h>
 
 #include "alloc.h"
@@ -19,11 +20,15 @@ struct kr_zip {
 
 static int32_t check_total(kr_zip *z, const char *path) {
   zip_int64_t n = zip_get_num_entries(z->zip, 0);
+  uint64_t packed_bytes = 0;
+  struct stat file;
+  KR_CHECK(stat(path, &file) == 0, KRAIT_ERR_FILE_READ, "cannot read %s", path);
   KR_CHECK(n >= 0 && n <= MAX_NAMES, KRAIT_ERR_UNSAFE, "%s holds more than %d names", path, MAX_NAMES);
   for (zip_int64_t i = 0; i < n; i++) {
     zip_stat_t info;
     if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0 || !(info.valid & ZIP_STAT_SIZE)) continue;
     KR_CHECK(kr_add_u64(z->total_bytes, info.size, &z->total_bytes) && z->total_bytes <= MAX_TOTAL_BYTES, KRAIT_ERR_UNSAFE, "%s unpacks to more than 64 GiB", path);
+    KR_CHECK(kr_add_u64(packed_bytes, info.comp_size, &packed_bytes) && packed_bytes <= (uint64_t)file.st_size, KRAIT_ERR_UNSAFE, "the members of %s overlap", path);
   }
   return KRAIT_OK;
 }

@@ -1,5 +1,5 @@
 """hard.py PROGRAM: the hard cases: lies in headers, mixed containers, traps in wheels; and the command's other forms."""
-import random, resource, time
+import random, resource, time, zlib
 
 from fake import *
 
@@ -220,6 +220,28 @@ def wheels_with_traps(doctor, folder):
     w = wheel(folder / name, {f"x.{PY}.so": elf(fatbin=container(80))})
     a = doctor(w, "--gpu", "8.0", "--root", folder)
     assert a["exit"] == 0, a["findings"]
+
+
+def overlapping_members_are_a_bomb(doctor, folder):
+    """Every member's data quotes the next one's header, so that all share one block of data."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    plain, names = b"\0" * 20_000, [f"m{i}.so" for i in range(40)]
+    data, rest, local, central = packer.compress(plain) + packer.flush(), plain, b"", b""
+    blocks = []
+    for name in reversed(names):  # from the last, whose data is plain, to the first
+        head = struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 8, 0, 33, zlib.crc32(rest), len(data), len(rest), len(name), 0) + name.encode()
+        blocks.append((name, len(data), len(rest), zlib.crc32(rest), len(head)))
+        local, data, rest = head + data, struct.pack("<BHH", 0, len(head), len(head) ^ 0xFFFF) + head + data, head + rest
+    at = 0
+    for name, packed, size, crc, head in reversed(blocks):
+        central += struct.pack("<IHHHHHHIIIHHHHHII", 0x02014B50, 20, 20, 0, 8, 0, 33, crc, packed, size, len(name), 0, 0, 0, 0, 0, at) + name.encode()
+        at += head + 5
+    path = folder / "x-1.0-cp311-cp311-linux_x86_64.whl"
+    path.write_bytes(local + central + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, len(names), len(names), len(central), len(local), 0))
+    with zipfile.ZipFile(path) as z:
+        assert len(z.infolist()) == 40 and z.infolist()[0].file_size > 20_000
+    a = doctor(path, "--gpu", "8.0", "--root", folder)
+    assert a["exit"] == 3 and "overlap" in a.find("F01")["explain"], a["findings"]
 
 
 def large_members_are_read_in_windows(doctor, folder):
