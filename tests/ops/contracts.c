@@ -204,16 +204,34 @@ static void every_rule_names_what_broke_it(void **state) {
   }
 }
 
+static void in_place(const char *op, const char *says, size_t out, size_t in) {
+  static unsigned char args[4096];
+  fill(op, args);
+  krait_view *to = (krait_view *)(args + out), *from = (krait_view *)(args + in);
+  if (!kr_has(from)) *from = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+  *to = *from;
+  assert_int_equal(kr_op_find(op)->check(args), KRAIT_OK);
+  to->stride[1] = 3;
+  assert_int_equal(kr_op_find(op)->check(args), KRAIT_ERR_ARGUMENT);
+  if (!strstr(krait_error_detail(), says)) fail_msg("%s: the detail is '%s', without '%s'", op, krait_error_detail(), says);
+}
+
 static void strides_in_place(void **state) {
   (void)state;
+  in_place("causal_conv1d", "out is x in place but their strides differ", AT(causal_conv1d, out), AT(causal_conv1d, x));
+  in_place("causal_conv1d_update", "out is x in place but their strides differ", AT(causal_conv1d_update, out), AT(causal_conv1d_update, x));
+  in_place("selective_scan", "out is u in place but their strides differ", AT(selective_scan, out), AT(selective_scan, u));
+  in_place("selective_scan", "out is z in place but their strides differ", AT(selective_scan, out), AT(selective_scan, z));
+  in_place("add_norm", "out is x in place but their strides differ", AT(add_norm, out), AT(add_norm, x));
+  in_place("add_norm", "residual_out is residual in place but their strides differ", AT(add_norm, residual_out), AT(add_norm, residual));
+  in_place("gated_norm", "out is x in place but their strides differ", AT(gated_norm, out), AT(gated_norm, x));
   static unsigned char args[4096];
-  fill("causal_conv1d", args);
-  krait_causal_conv1d_args *a = (krait_causal_conv1d_args *)args;
-  a->out.data = a->x.data;
-  assert_int_equal(kr_op_causal_conv1d.check(a), KRAIT_OK);
-  a->out.stride[1] = 2;
-  assert_int_equal(kr_op_causal_conv1d.check(a), KRAIT_ERR_ARGUMENT);
-  assert_non_null(strstr(krait_error_detail(), "out is x in place but their strides differ"));
+  krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+  fill("selective_scan", args);
+  a->z = a->out;
+  a->z.dtype = KRAIT_F16;
+  assert_int_equal(kr_op_selective_scan.check(a), KRAIT_ERR_DTYPE);
+  assert_non_null(strstr(krait_error_detail(), "out is float32 but z is float16"));
 }
 
 static void offsets_are_read_before_they_are_used(void **state) {
@@ -253,6 +271,97 @@ static void scratch_too_small(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* Rules that need several fields at once: what is set before, then the field whose rule breaks. */
+typedef struct step {
+  size_t offset;
+  int how;
+  int64_t value;
+} step;
+
+enum { MOST_STEPS = 4 };
+typedef struct joint_rule {
+  const char *op;
+  uint32_t flags;
+  step steps[MOST_STEPS]; /* an offset of 0 ends them */
+  int32_t status;
+  const char *says;
+} joint_rule;
+
+#define TO(type, field, how, value) {AT(type, field), how, value}
+#define PACKED(type) TO(type, B, SIZE, 1), TO(type, cu_seqlens, PRESENT, KRAIT_I32)
+
+static const joint_rule joint_rules[] = {
+    {"causal_conv1d", 0, {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, initial_states, PRESENT, KRAIT_F32)}, ARG, "initial_states cannot be given with seq_idx"},
+    {"causal_conv1d", 0, {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, final_states, PRESENT, KRAIT_F32)}, ARG, "final_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, initial_states, PRESENT, KRAIT_F32)}, ARG, "initial_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dfinal_states, PRESENT, KRAIT_F32)}, ARG, "dfinal_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dinitial_states, PRESENT, KRAIT_F32)}, ARG, "dinitial_states cannot be given with seq_idx"},
+    {"causal_conv1d_update", 0, {TO(causal_conv1d_update, W, SIZE, 4), TO(causal_conv1d_update, S, SIZE, 2)}, SHAPE, "S is 2, must be at least 3"},
+    {"causal_conv1d_update", 0, {TO(causal_conv1d_update, n_states, SIZE, 1), TO(causal_conv1d_update, B, SIZE, 2)}, SHAPE, "n_states is 1, must be at least 2"},
+    {"selective_scan", 0, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 0)}, SHAPE, "S is 0, must be at least 1"},
+    {"selective_scan", 0, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2), TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)}, ARG, "seq_idx cannot be given with cu_seqlens"},
+    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)}, ARG, "seq_idx cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan", KRAIT_SCAN_BOTH, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2)}, ARG, "cu_seqlens cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, last_state, PRESENT, KRAIT_F32)}, ARG, "last_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, A_reverse, PRESENT, KRAIT_C64)}, DTYPE, "A_reverse is complex64 but A is float32"},
+    {"selective_scan", KRAIT_SCAN_B_CONSTANT, {TO(selective_scan, A, TYPE, KRAIT_C64)}, DTYPE, "Bmat is float32, must be complex64"},
+    {"selective_scan", KRAIT_SCAN_C_CONSTANT, {TO(selective_scan, A, TYPE, KRAIT_C64)}, DTYPE, "Cmat is float32, must be complex64"},
+    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, Bmat, TYPE, KRAIT_C64)}, DTYPE, "Bmat is complex64, must be float32"},
+    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, initial_state, PRESENT, KRAIT_F32)}, DTYPE, "initial_state is float32, must be complex64"},
+    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, last_state, PRESENT, KRAIT_F32)}, DTYPE, "last_state is float32, must be complex64"},
+    {"selective_scan_bwd", KRAIT_SCAN_BOTH, {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32), TO(selective_scan_bwd, dlast_state, PRESENT, KRAIT_F32)}, ARG, "dlast_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan_bwd", KRAIT_SCAN_BOTH, {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32), TO(selective_scan_bwd, dinitial_state, PRESENT, KRAIT_F32)}, ARG, "dinitial_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan_bwd", 0, {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, dA, PRESENT, KRAIT_F32)}, DTYPE, "dA is float32, must be complex64"},
+    {"selective_scan_bwd", KRAIT_SCAN_B_CONSTANT, {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, Bmat, TYPE, KRAIT_C64), TO(selective_scan_bwd, dB, PRESENT, KRAIT_F32)}, DTYPE, "dB is float32, must be complex64"},
+    {"add_norm_bwd", 0, {TO(add_norm_bwd, dweight1, PRESENT, KRAIT_F32)}, ARG, "dweight1 cannot be given without weight1"},
+    {"add_norm_bwd", 0, {TO(add_norm_bwd, dbias1, PRESENT, KRAIT_F32)}, ARG, "dbias1 cannot be given without weight1"},
+};
+
+static void rules_of_several_fields(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  for (size_t i = 0; i < sizeof joint_rules / sizeof *joint_rules; i++) {
+    const joint_rule *r = &joint_rules[i];
+    fill(r->op, args);
+    for (int k = 0; k < MOST_STEPS && r->steps[k].offset; k++) spoil(args, &(rule){.op = r->op, .offset = r->steps[k].offset, .how = r->steps[k].how, .value = r->steps[k].value, .flags = r->flags});
+    int32_t status = kr_op_find(r->op)->check(args);
+    if (status != r->status) fail_msg("%s, joint rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status), krait_status_name(r->status));
+    const char *detail = krait_error_detail();
+    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0) fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
+  }
+}
+
+/* Every op's call itself: no context, no args, a struct too short or with a tail that this library does not know, no place for an answer. */
+static void calls_of_every_op(void **state) {
+  (void)state;
+  static _Alignas(16) unsigned char args[4096];
+  krait_ctx *ctx;
+  uint64_t bytes;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  for (int32_t i = 0; i < kr_n_ops; i++) {
+    const kr_op *op = kr_ops[i];
+    if (strcmp(op->name, "gemm") == 0) continue; /* has no place in fill */
+    fill(op->name, args);
+    assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));
+    assert_int_equal(kr_op_run(op, ctx, NULL), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), "args must not be NULL"));
+    assert_int_equal(kr_op_scratch_bytes(op, ctx, args, NULL), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), "bytes must not be NULL"));
+    assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
+    ((krait_call *)args)->size = 4;
+    assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
+    assert_non_null(strstr(krait_error_detail(), "args.call.size is 4"));
+    ((krait_call *)args)->size = op->args_bytes + 8; /* newer, its tail zero: fine */
+    assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
+    args[op->args_bytes] = 1;
+    assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
+    assert_non_null(strstr(krait_error_detail(), "newer than this library"));
+  }
+  krait_ctx_close(&ctx);
+}
+
 /* Rules of mamba_inner that need two arguments at once. */
 static void projected_or_given(void **state) {
   (void)state;
@@ -285,7 +394,7 @@ static void projected_or_given(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
                                      cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
