@@ -113,6 +113,12 @@ int64_t kr_tensor_offset(const kr_case_tensor *t, const krait_view *view, int64_
   return offset;
 }
 
+double kr_tensor_part(const krait_view *view, int64_t offset, int part) {
+  if (view->dtype == KRAIT_C64) return ((const float *)view->data)[2 * offset + part];
+  if (view->dtype == KRAIT_I32) return ((const int32_t *)view->data)[offset];
+  return kr_get(view, offset);
+}
+
 static void put_element(const krait_view *view, int64_t offset, double re, double im) {
   if (view->dtype == KRAIT_C64) {
     ((float *)view->data)[2 * offset] = (float)re;
@@ -189,6 +195,7 @@ void kr_case_close(kr_case *c) {
     kr_free(c->tensors[i].storage);
     kr_free(c->tensors[i].initial);
     kr_free(c->tensors[i].expected);
+    kr_free(c->tensors[i].moved);
   }
   c->n_tensors = 0;
 }

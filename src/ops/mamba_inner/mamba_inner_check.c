@@ -77,14 +77,12 @@ int32_t kr_mamba_inner_case(kr_case *c, int64_t index) {
   give_inputs(c, a, index);
   if (a->M) kr_case_view(c, &a->out, "out", KR_OUT, kr_case_chance(c, 0.8) ? a->xz.dtype : KRAIT_F32, KR_SHAPE(a->B, a->L, a->M));
   else kr_case_view(c, &a->out, "out", KR_OUT, a->xz.dtype, KR_SHAPE(a->B, a->D, a->L));
-  if (a->out.dtype == KRAIT_F32) kr_case_bound(c, &a->out, 2e-5, 1e-30);
   return KRAIT_OK;
 }
 
 static void ask(kr_case *c, krait_view *v, const char *name, int32_t dtype, size_t n_dims, const int64_t *shape) {
   if (kr_case_chance(c, 0.1)) return;
   kr_case_view(c, v, name, KR_OUT, dtype, (int)n_dims, shape);
-  if (dtype == KRAIT_F32 || dtype == KRAIT_C64) kr_case_bound(c, v, 2e-4, 1e-30);
 }
 
 static void ask_parameter(kr_case *c, const krait_mamba_inner_args *a, krait_view *v, const char *name, const krait_view *given, uint32_t constant) {
@@ -120,9 +118,6 @@ int32_t kr_mamba_inner_bwd_case(kr_case *c, int64_t index) {
   ask_vector(c, &g->ddelta_bias, "ddelta_bias", &a->delta_bias, a->D);
   ask_vector(c, &g->dB_proj_bias, "dB_proj_bias", &a->B_proj_bias, B_columns);
   ask_vector(c, &g->dC_proj_bias, "dC_proj_bias", &a->C_proj_bias, C_columns);
-  /* the gradient through a norm is the little that its two terms leave */
-  if (a->B_norm_weight.data && a->B_proj_bias.dtype == KRAIT_F32) kr_case_bound(c, &g->dB_proj_bias, 2e-4, 2e-6);
-  if (a->C_norm_weight.data && a->C_proj_bias.dtype == KRAIT_F32) kr_case_bound(c, &g->dC_proj_bias, 2e-4, 2e-6);
   ask_vector(c, &g->ddt_norm_weight, "ddt_norm_weight", &a->dt_norm_weight, a->D);
   ask_vector(c, &g->dB_norm_weight, "dB_norm_weight", &a->B_norm_weight, B_columns);
   ask_vector(c, &g->dC_norm_weight, "dC_norm_weight", &a->C_norm_weight, C_columns);

@@ -1,0 +1,105 @@
+/* conditioning.c: the most that each output of the reference moves when every input moves by one unit in the last place of a
+ * float32, up or down at random, in a few draws. A row that rounds as float32 must differs from the reference by a small multiple
+ * of this, however small a sum came out next to its terms; a row that is wrong differs by far more. Inputs of 16 bits move by a
+ * unit of their own, and what comes of it is scaled down. */
+#include "conditioning.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "case.h"
+#include "status.h"
+
+enum { DRAWS = 8, POISON_BYTE = 0xfb };
+
+static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
+static int parts_of(const krait_view *view) { return view->dtype == KRAIT_C64 ? 2 : 1; }
+static size_t bytes_of(kr_case *c, const kr_case_tensor *t) { return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype); }
+
+int32_t kr_case_run_on_host(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
+  krait_call *call = (krait_call *)c->args;
+  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
+  call->scratch = NULL;
+  if (call->scratch_bytes) {
+    call->scratch = kr_alloc(call->scratch_bytes);
+    KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for scratch");
+    memset(call->scratch, POISON_BYTE, call->scratch_bytes);
+  }
+  int32_t status = row->run(ctx, call);
+  kr_free(call->scratch);
+  call->scratch = NULL;
+  return status;
+}
+
+/* The types of inputs, one at a time: how much longer a unit in their last place is than a float32's. */
+static const struct {
+  int32_t dtype;
+  double longer;
+} groups[] = {{KRAIT_F32, 1}, {KRAIT_C64, 1}, {KRAIT_F16, 0x1p13}, {KRAIT_BF16, 0x1p16}};
+enum { N_GROUPS = sizeof groups / sizeof *groups };
+
+/* Zeros stay: they are exact. */
+static void nudge_float(float *value, int up) {
+  if (isfinite(*value) && *value != 0) *value = nextafterf(*value, up ? INFINITY : -INFINITY);
+}
+static void nudge_half(uint16_t *value, int up, uint16_t exponent) {
+  if (*value & 0x7fff && (*value & exponent) != exponent) *value = (uint16_t)(*value + (up ? 1 : -1));
+}
+
+static void nudge(kr_case *c, const kr_case_tensor *t) {
+  krait_view *view = view_of(c, t);
+  const int n_parts = parts_of(view), is_half = krait_dtype_bytes(view->dtype) == 2;
+  for (int64_t i = 0, n = kr_tensor_elements(t) * n_parts; i < n; i++) {
+    const int64_t at = kr_tensor_offset(t, view, i / n_parts) * n_parts + i % n_parts;
+    const int up = kr_case_chance(c, 0.5);
+    if (is_half) nudge_half((uint16_t *)view->data + at, up, view->dtype == KRAIT_F16 ? 0x7c00 : 0x7f80);
+    else nudge_float((float *)view->data + at, up);
+  }
+}
+
+static int nudge_group(kr_case *c, int group) {
+  int n = 0;
+  for (int i = 0; i < c->n_tensors; i++)
+    if (c->tensors[i].role & KR_IN && view_of(c, &c->tensors[i])->dtype == groups[group].dtype) nudge(c, &c->tensors[i]), n++;
+  return n;
+}
+
+static void note_moves(kr_case *c, kr_case_tensor *t, double longer) {
+  krait_view now = *view_of(c, t), was = now;
+  was.data = t->expected + ((unsigned char *)now.data - t->storage);
+  const int n_parts = parts_of(&now);
+  for (int64_t i = 0, n = kr_tensor_elements(t) * n_parts; i < n; i++) {
+    const int64_t offset = kr_tensor_offset(t, &now, i / n_parts);
+    const int part = (int)(i % n_parts);
+    const double move = fabs(kr_tensor_part(&now, offset, part) - kr_tensor_part(&was, offset, part)) / longer;
+    if (move > t->moved[i]) t->moved[i] = move;
+  }
+}
+
+static int32_t draw(kr_case *c, const krait_ctx *ctx, const kr_row *reference, int group) {
+  kr_case_reset(c);
+  if (!nudge_group(c, group)) return KRAIT_OK;
+  KR_TRY(kr_case_run_on_host(ctx, c, reference));
+  for (int i = 0; i < c->n_tensors; i++)
+    if (c->tensors[i].role & KR_OUT) note_moves(c, &c->tensors[i], groups[group].longer);
+  return KRAIT_OK;
+}
+
+int32_t kr_case_measure(kr_case *c, const krait_ctx *ctx, const kr_row *reference) {
+  unsigned char *kept[KR_CASE_MAX_VIEWS] = {0};
+  int32_t status = KRAIT_OK;
+  for (int i = 0; i < c->n_tensors && status >= 0; i++) {
+    kr_case_tensor *t = &c->tensors[i];
+    kept[i] = kr_alloc(bytes_of(c, t));
+    t->moved = kr_zalloc((size_t)(kr_tensor_elements(t) * parts_of(view_of(c, t))) * sizeof *t->moved);
+    if (!kept[i] || !t->moved) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a case");
+    else memcpy(kept[i], t->storage, bytes_of(c, t));
+  }
+  for (int k = 0; k < DRAWS * N_GROUPS && status >= 0; k++) status = draw(c, ctx, reference, k / DRAWS);
+  for (int i = 0; i < c->n_tensors; i++) {
+    if (kept[i]) memcpy(c->tensors[i].storage, kept[i], bytes_of(c, &c->tensors[i]));
+    kr_free(kept[i]);
+  }
+  return status;
+}
