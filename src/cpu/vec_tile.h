@@ -122,15 +122,36 @@ static inline void kr_row_store(const float *from, void *data, int32_t dtype, in
   else kr_row_store_as(from, data, KRAIT_BF16, at, stride, n);
 }
 
-/* Asks for the lines of a tile ahead of its use: short pieces of many rows are more than hardware prefetchers follow. */
-static inline void kr_tile_prefetch(const kr_plane *p, int n_rows, int n_lanes) {
-  int64_t bytes = p->dtype == KRAIT_F32 ? 4 : 2, per_line = 64 / bytes;
-  const char *base = (const char *)p->data + p->offset * bytes;
-  if (p->lane_stride == 1)
-    for (int row = 0; row < n_rows; row++) __builtin_prefetch(base + row * p->row_stride * bytes);
-  else if (p->row_stride == 1 || p->row_stride == -1)
-    for (int lane = 0; lane < n_lanes; lane++)
-      for (int64_t row = 0; row < n_rows; row += per_line) __builtin_prefetch(base + (lane * p->lane_stride + row * p->row_stride) * bytes);
+/* The lines of a tile that will be wanted next, asked for a few at a time between other work: short pieces of many rows are more
+ * than hardware prefetchers follow, and asking for all at once waits for free line buffers. */
+typedef struct kr_ahead {
+  const char *line;
+  int64_t step, jump;          /* bytes to the next line; more of them after every run of lines */
+  int left, each, run, in_run; /* lines left, lines asked for at a time */
+} kr_ahead;
+
+/* slots: how often kr_ahead_step will be called. */
+static inline kr_ahead kr_tile_ahead(const kr_plane *p, int n_rows, int n_lanes, int slots) {
+  const int64_t bytes = p->dtype == KRAIT_F32 ? 4 : 2, row_bytes = p->row_stride * bytes, lane_bytes = p->lane_stride * bytes;
+  const char *first = (const char *)p->data + p->offset * bytes;
+  kr_ahead a = {.line = first, .step = row_bytes, .left = n_rows, .run = n_rows};
+  if (p->lane_stride != 1) {
+    if (p->row_stride != 1 && p->row_stride != -1) return (kr_ahead){0};
+    a.run = (int)((n_rows * bytes + 63) / 64) + (((uintptr_t)first | (uint64_t)lane_bytes) % 64 != 0);
+    a.step = p->row_stride * 64;
+    a.jump = lane_bytes - a.run * a.step;
+    a.left = n_lanes * a.run;
+  }
+  a.each = (a.left + slots - 1) / slots;
+  return a;
+}
+
+KR_INLINE void kr_ahead_step(kr_ahead *a) {
+  for (int i = 0; i < a->each && a->left; i++, a->left--) {
+    __builtin_prefetch(a->line, 0, 2);
+    a->line += a->step;
+    if (++a->in_run == a->run) a->in_run = 0, a->line += a->jump;
+  }
 }
 
 /* A float matrix [n_rows][pitch], n_columns used, from any strides: what all lanes share. pitch is whole vectors. */

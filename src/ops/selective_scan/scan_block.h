@@ -12,7 +12,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_TILE = 64, TILE_VALUES = 2048 };
+enum { MAX_TILE = 64, TILE_VALUES = 512 };
 static const float log2_e = 1.44269504f;
 
 typedef struct scan_plan {
@@ -67,10 +67,21 @@ static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t
   return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2], v->stride[1]};
 }
 
-static inline void prefetch_view(const krait_view *v, const scan_walk *w, int64_t d, int64_t i, int n, int n_lanes) {
-  if (!kr_has(v)) return;
-  kr_plane plane = plane_of(v, w, d, i);
-  kr_tile_prefetch(&plane, n, n_lanes);
+/* What will be read next, asked for while something else is computed. */
+enum { MOST_AHEAD = 4 };
+typedef struct scan_ahead {
+  kr_ahead views[MOST_AHEAD];
+  int n;
+} scan_ahead;
+
+static inline void look_ahead(scan_ahead *ahead, const krait_view *v, const scan_walk *w, int64_t d, int64_t i, int64_t n, int n_lanes, int slots) {
+  if (!kr_has(v) || n <= 0) return;
+  const kr_plane plane = plane_of(v, w, d, i);
+  ahead->views[ahead->n++] = kr_tile_ahead(&plane, (int)n, n_lanes, slots);
+}
+
+KR_INLINE void ask_ahead(scan_ahead *ahead) {
+  for (int i = 0; i < ahead->n; i++) kr_ahead_step(&ahead->views[i]);
 }
 
 /* Steps of a (B,G,N,L) view, lanes are states; complex numbers interleave their parts on L. */

@@ -100,6 +100,7 @@ typedef struct item {
   float *both_u, *both_dt, *both_y;           /* [block][time][lane], the first of two directions */
   unsigned char *marks;
   float *records;                             /* [block] */
+  scan_ahead ahead;
 } item;
 
 static void cut_work(item *it, float *scratch) {
@@ -178,11 +179,15 @@ static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope
   return is_near(&it->r->p, kr_v_largest(largest) * it->size[block]);
 }
 
-static void prefetch_views(const item *it, int64_t block, int64_t i0, int n, int all) {
+/* The next block of the tile, or the first one of the next tile: forwards delta and u only. */
+static void plan_ahead(item *it, int64_t block, int64_t i0, int n, int forwards) {
   const kr_scan_inputs *in = &it->r->p.in;
-  const krait_view *const views[] = {in->delta, in->u, in->z, &it->r->a->dout};
-  if (block >= it->n_blocks) return;
-  for (int i = 0; i < (all ? 4 : 2); i++) prefetch_view(views[i], &it->w, it->d0 + block * KR_VL, i0, n, lanes_of(it, block));
+  const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
+  const int last = block + 1 == it->n_blocks, tile = it->r->p.tile, slots = (n + STRETCH - 1) / STRETCH * (int)in->N;
+  const int64_t next = last ? 0 : block + 1, from = !last ? i0 : forwards ? i0 + tile : i0 - tile, left = it->w.n - from;
+  it->ahead.n = 0;
+  for (int i = 0; from >= 0 && i < (forwards ? 2 : MOST_AHEAD); i++)
+    look_ahead(&it->ahead, views[i], &it->w, it->d0 + next * KR_VL, from, left < tile ? left : tile, lanes_of(it, next), slots);
 }
 
 /* g = dout silu(z), and dout silu'(z). */
@@ -219,6 +224,7 @@ typedef struct core {
   float *after;                         /* [n][lane], what the walk forwards makes of them */
   float *carry, *dA, *gather_B, *gather_C, *y, *q, *rest; /* [n][lane] twice; [n][step][lane], or constant [n][lane], twice; [step][lane] */
   int64_t gather_B_pitch, gather_C_pitch; /* from one n to the next */
+  scan_ahead *ahead;
 } core;
 
 /* B or C of a state at step i, where p is the state's row. */
@@ -262,7 +268,10 @@ static void advance(const core *c, int near) {
   if (c->is_complex) {
     advance_complex(c, STRETCH, near);
   } else if (near && !c->constant_B && !c->restarts) {
-    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 1, 0, 0);
+    for (int64_t n = 0; n < N; n++) {
+      ask_ahead(c->ahead);
+      advance_state(c, n, STRETCH, 1, 0, 0);
+    }
   } else if (c->constant_B) {
     for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 0, 1, 1);
   } else {
@@ -346,7 +355,10 @@ static void sweep_complex(const core *c, int64_t n, int steps, int near) {
 
 KR_INLINE void sweep_states(const core *c, int steps, int near, int constant_B, int constant_C, int restarts, int with_y) {
   const int64_t N = c->N;
-  for (int64_t n = 0; n < N; n++) sweep_state(c, n, steps, near, constant_B, constant_C, restarts, with_y);
+  for (int64_t n = 0; n < N; n++) {
+    ask_ahead(c->ahead);
+    sweep_state(c, n, steps, near, constant_B, constant_C, restarts, with_y);
+  }
 }
 
 static void sweep(const core *c, int steps, int near, int with_y) {
@@ -371,7 +383,7 @@ static core core_of(item *it, int64_t block, const scan_shared *B, const scan_sh
                 .is_complex = it->r->p.width == 2, .restarts = kr_has(it->r->p.in.seq_idx), .marks = it->marks + at,
                 .carry = it->carry + part, .dA = it->tile_dA, .y = it->y + from, .q = it->q + from, .rest = it->rest + from,
                 .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from, .gather_B_pitch = it->B ? KR_VL : gathered,
-                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from, .gather_C_pitch = it->C ? KR_VL : gathered};
+                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from, .gather_C_pitch = it->C ? KR_VL : gathered, .ahead = &it->ahead};
 }
 
 static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
@@ -449,7 +461,7 @@ static void sweep_block(item *it, int64_t block, const scan_shared *B, const sca
   const int64_t row = it->r->p.values * KR_VL;
   int near = read_steps(it, block, i0, n, 1);
   read_gradients(it, block, i0, n);
-  prefetch_views(it, block + 1, i0, n, 1);
+  plan_ahead(it, block, i0, n, 0);
   memset(it->tile_dA, 0, (size_t)row * sizeof(float));
   float *const sums[] = {it->y, it->q, it->rest};
   for (int k = 0; k < 3; k++) memset(sums[k], 0, (size_t)(n * KR_VL) * sizeof(float));
@@ -531,7 +543,7 @@ static void walk_block(item *it, int64_t block, const scan_shared *B, const scan
   const int64_t interval = it->r->interval, last = (it->w.n - 1) / interval * interval;
   const int near = i0 < last ? read_steps(it, block, i0, n, 0) : 0;
   const float *before = checkpoint_of(it, block, i0);
-  prefetch_views(it, block + 1, i0, n, 0);
+  plan_ahead(it, block, i0, n, 1);
   for (int at = 0; at < n && i0 + at < last; at += STRETCH) {
     core c = core_of(it, block, B, C, at);
     c.before = before;

@@ -11,6 +11,7 @@ typedef struct core {
   float *y, *x;                     /* [step][lane], [n][lane] */
   int64_t B_pitch, C_pitch, N;
   int64_t B_imaginary, C_imaginary; /* from real to imaginary parts; those of A and x are N vectors further on */
+  scan_ahead *ahead;
 } core;
 
 KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, const float *C, int64_t n, kr_v y, int near, int constant_B, int constant_C) {
@@ -25,6 +26,7 @@ KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B
     const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
     kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), even = kr_v_zero(), odd = kr_v_zero();
     int64_t n = 0;
+    ask_ahead(c->ahead);
     for (; n + 2 <= c->N; n += 2) {
       even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
       odd = advance_state(c, dt, du, B, C, n + 1, odd, near, constant_B, constant_C);
@@ -73,6 +75,7 @@ typedef struct item {
   float *dt, *du, *u, *y;    /* [step][lane] */
   float *sum;                /* [block][time][lane]: the other direction's sums */
   unsigned char marks[MAX_TILE];
+  scan_ahead ahead;
   const float *state;        /* [n][lane] before the first step, where it is not initial_state's; one block */
   float *total;              /* [2][lane]: the sum of dt, and 0 in every lane once the state restarted, else 1; may be NULL */
 } item;
@@ -124,10 +127,14 @@ static void begin_direction(item *it, const krait_view *A) {
   }
 }
 
-static void prefetch_tile(const item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+/* The next block of the tile, or the first one of the next tile. */
+static void plan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, int n, int64_t end) {
   const kr_scan_inputs *in = &it->p->in;
-  const krait_view *const views[] = {in->delta, in->u, in->z};
-  for (int i = 0; i < 3; i++) prefetch_view(views[i], w, it->d0 + block * KR_VL, i0, n, lanes_of(it, block));
+  const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->a->out};
+  const int last = block + 1 == it->n_blocks;
+  const int64_t next = last ? 0 : block + 1, from = last ? i0 + n : i0, left = end - from;
+  it->ahead.n = 0;
+  for (int i = 0; i < MOST_AHEAD; i++) look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, lanes_of(it, next), n);
 }
 
 /* dt, du and u of a tile; returns whether the short exponential will do. */
@@ -146,7 +153,7 @@ static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, in
 static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
   const int64_t N = it->p->in.N, part = block * it->p->values * KR_VL;
   core c = {.dt = it->dt, .du = it->du, .A = it->A + part, .B = it->B ? it->B + part : B->data, .C = it->C ? it->C + part : C->data, .y = it->y, .x = it->x + part, .B_pitch = B->pitch,
-            .C_pitch = C->pitch, .N = N, .B_imaginary = it->B ? N * KR_VL : B->imaginary, .C_imaginary = it->C ? N * KR_VL : C->imaginary};
+            .C_pitch = C->pitch, .N = N, .B_imaginary = it->B ? N * KR_VL : B->imaginary, .C_imaginary = it->C ? N * KR_VL : C->imaginary, .ahead = &it->ahead};
   for (int i = 0; i < n;) {
     if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(it->p->values * KR_VL) * sizeof *c.x);
     int end = next_restart(it->marks, i, n);
@@ -216,7 +223,7 @@ static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_
     mark_steps(in, w, i0, n, it->marks);
     for (int64_t k = 0; k < it->n_blocks; k++) {
       int near = read_tile(it, w, k, i0, n);
-      if (k + 1 < it->n_blocks) prefetch_tile(it, w, k + 1, i0, n);
+      plan_ahead(it, w, k, i0, n, end);
       scan_tile(it, &B, &C, k, n, near);
       if (it->total) add_to_total(it, n);
       if (then == FINISH) finish_tile(it, w, k, i0, n);
