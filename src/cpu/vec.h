@@ -4,6 +4,7 @@
  *   KR_FN(name)  the name with the ISA's suffix: every non-static function of a _simd.c is declared through it
  *
  *   kr_v_load(p) store(p, v) loadn(p, n) storen(p, v, n)   n < KR_VL lanes, zeros beyond; unaligned is fine
+ *   kr_v_load_from(p, n)   lanes n.. of the vector at p, zeros before them, which are not touched
  *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
  *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
  *   inverse(v) = 1 / v within 0.6 ulp, for |v| and the result of ordinary size

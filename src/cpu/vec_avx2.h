@@ -22,6 +22,7 @@ static inline __m256i kr_lanes(int n) {
 static inline kr_v kr_v_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void kr_v_store(float *p, kr_v v) { _mm256_storeu_ps(p, v); }
 static inline kr_v kr_v_loadn(const float *p, int n) { return _mm256_maskload_ps(p, kr_lanes(n)); }
+static inline kr_v kr_v_load_from(const float *p, int n) { return _mm256_maskload_ps(p, _mm256_xor_si256(kr_lanes(n), _mm256_set1_epi32(-1))); }
 static inline void kr_v_storen(float *p, kr_v v, int n) { _mm256_maskstore_ps(p, kr_lanes(n), v); }
 
 /* 16-bit types have no masked access: short rows go through a small buffer. */

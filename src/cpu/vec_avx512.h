@@ -20,6 +20,7 @@ static inline kr_vm kr_lanes(int n) { return (kr_vm)((1u << n) - 1); }
 static inline kr_v kr_v_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void kr_v_store(float *p, kr_v v) { _mm512_storeu_ps(p, v); }
 static inline kr_v kr_v_loadn(const float *p, int n) { return _mm512_maskz_loadu_ps(kr_lanes(n), p); }
+static inline kr_v kr_v_load_from(const float *p, int n) { return _mm512_maskz_loadu_ps((kr_vm)~kr_lanes(n), p); }
 static inline void kr_v_storen(float *p, kr_v v, int n) { _mm512_mask_storeu_ps(p, kr_lanes(n), v); }
 
 static inline kr_v kr_v_load_h(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }

@@ -22,6 +22,11 @@ static inline kr_v kr_v_loadn(const float *p, int n) {
   memcpy(lane, p, (size_t)n * sizeof *p);
   return vld1q_f32(lane);
 }
+static inline kr_v kr_v_load_from(const float *p, int n) {
+  float lane[KR_VL] = {0};
+  for (int k = n; k < KR_VL; k++) lane[k] = p[k];
+  return vld1q_f32(lane);
+}
 static inline void kr_v_storen(float *p, kr_v v, int n) {
   float lane[KR_VL];
   vst1q_f32(lane, v);

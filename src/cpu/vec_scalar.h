@@ -20,6 +20,11 @@ static inline kr_v kr_v_loadn(const float *p, int n) {
   for (int k = 0; k < n; k++) v.f[k] = p[k];
   return v;
 }
+static inline kr_v kr_v_load_from(const float *p, int n) {
+  kr_v v;
+  KR_EACH v.f[k] = k < n ? 0 : p[k];
+  return v;
+}
 static inline void kr_v_storen(float *p, kr_v v, int n) {
   for (int k = 0; k < n; k++) p[k] = v.f[k];
 }

@@ -132,10 +132,52 @@ static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) 
     kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), r.history[r.reverse ? r.W - 2 - k : k]);
 }
 
+/* ---- lanes are time steps, the usual call: float32 forwards from zeros, not in place; a row is never out of registers ---- */
+
+enum { AHEAD_FLOATS = 256 };
+
+static int is_plain(const krait_causal_conv1d_args *a) {
+  const int float32 = a->x.dtype == KRAIT_F32 && a->weight.dtype == KRAIT_F32 && (!kr_has(&a->bias) || a->bias.dtype == KRAIT_F32);
+  return float32 && a->W >= 2 && a->W <= 4 && a->L >= 2 * KR_VL && a->x.data != a->out.data && !is_reverse(a) && !kr_has(&a->initial_states) && !kr_has(&a->final_states);
+}
+
+KR_INLINE void plain_row(const float *x, float *out, int64_t L, const float *weight, int64_t weight_stride, float bias, int W, int silu) {
+  const int keep = W - 1;
+  kr_v tap[MAX_W];
+  const kr_v start = kr_v_set1(bias);
+  kr_v sum = start;
+  for (int k = 0; k < W; k++) tap[k] = kr_v_set1(weight[k * weight_stride]);
+  for (int k = 0; k < keep; k++) sum = kr_v_fma(tap[k], kr_v_load_from(x + k - keep, keep - k), sum);
+  sum = kr_v_fma(tap[keep], kr_v_load(x), sum);
+  kr_v_store(out, silu ? kr_v_silu_fast(sum) : sum);
+  int64_t i = KR_VL;
+  for (; i + KR_VL <= L; i += KR_VL) {
+    __builtin_prefetch(x + i + AHEAD_FLOATS);
+    kr_v_store(out + i, filter_vector(x + i - keep, tap, start, W, silu));
+  }
+  if (i < L) kr_v_store(out + L - KR_VL, filter_vector(x + L - KR_VL - keep, tap, start, W, silu)); /* overlaps */
+}
+
+KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int64_t end, int W, int silu) {
+  const float *weight = a->weight.data, *bias = a->bias.data, *x = a->x.data;
+  const int64_t D = a->D;
+  float *out = a->out.data;
+  for (int64_t i = begin, b = begin / D, d = begin % D; i < end; i++) {
+    plain_row(x + kr_at3(&a->x, b, d, 0), out + kr_at3(&a->out, b, d, 0), a->L, weight + kr_at2(&a->weight, d, 0), a->weight.stride[1], bias ? bias[kr_at1(&a->bias, d)] : 0, W, silu);
+    if (++d == D) d = 0, b++;
+  }
+}
+
 static void filter_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_causal_conv1d_args *a = ((run *)user)->a;
+  const int silu = a->activation == KRAIT_ACT_SILU;
   (void)worker;
-  for (int64_t i = begin; i < end; i++) filter_row(a, i / a->D, i % a->D);
+  if (!is_plain(a))
+    for (int64_t i = begin; i < end; i++) filter_row(a, i / a->D, i % a->D);
+  else if (a->W == 4 && silu) plain_rows(a, begin, end, 4, 1);
+  else if (a->W == 4) plain_rows(a, begin, end, 4, 0);
+  else if (a->W == 3) plain_rows(a, begin, end, 3, silu);
+  else plain_rows(a, begin, end, 2, silu);
 }
 
 /* ---- lanes are channels ---- */
@@ -269,7 +311,7 @@ static void filter_ranges(void *user, int64_t begin, int64_t end, int worker) {
 
 /* ---- contiguous channels, from memory to memory ---- */
 
-enum { STREAM = 256, STEPS = 4, CHUNK = 512, LEAST_CHUNK = 64 };
+enum { STREAM = 256, STEPS = 4, LEAD = 8, CHUNK = 512, LEAST_CHUNK = 64 };
 
 typedef struct stream {
   const krait_causal_conv1d_args *a;
@@ -286,8 +328,12 @@ typedef struct stream_side {
   int64_t at, step;
 } stream_side;
 
+/* Rows of channels are far apart: hardware does not see them coming. */
+KR_INLINE void prefetch_at(const stream_side *x, int64_t at, int32_t dtype) { __builtin_prefetch((const char *)x->data + at * (dtype == KRAIT_F32 ? 4 : 2)); }
+
 KR_INLINE void stream_vector(const stream_taps *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
   kr_v input[MAX_W - 1 + STEPS];
+  for (int k = 0; k < steps; k++) prefetch_at(x, x->at + (LEAD + k) * x->step + i, x_dtype);
   for (int k = 0; k < W - 1 + steps; k++) input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
   for (int r = 0; r < steps; r++) {
     kr_v sum = kr_v_load(taps->bias + i);
