@@ -25,20 +25,20 @@ def captured_call(module, attribute, function):
     """The bare C call with the very arguments that `function` makes it with; its tensors stay alive."""
     operator = getattr(importlib.import_module("krait.ops." + module), attribute)
     function()
-    place_call = operator.run.__globals__["call"]
-    seen = {}
+    invoke, seen = operator.invoke, {}
 
-    def spy(at, args):
-        seen.update(at=at, args=args)
-        place_call(at, args)
+    def spy(context, args):
+        seen.update(context=context, args=args)
+        return invoke(context, args)
 
-    operator.run.__globals__["call"] = spy
+    operator.known.clear()
+    operator.invoke = spy
     kept = function()
-    operator.run.__globals__["call"] = place_call
-    name = operator._name
+    operator.known.clear()
+    operator.invoke = invoke
+    name = operator.name
     run, packed = _load.function("krait_" + name), _load.ffi().from_buffer("krait_%s_args *" % name, seen["args"])
-    context = seen["at"].context
-    return lambda: (run(context, packed), kept)
+    return lambda: (run(seen["context"], packed), kept)
 
 
 def seconds(function):

@@ -1,13 +1,15 @@
 """From torch tensors to one C call: packs args structs, chooses the context and stream, lends scratch.
 
-The packer of each operator is generated from the struct that cffi read, so field names and order are the header's. A
-call costs a handful of microseconds: every view becomes 48 packed bytes, and nothing is looked up twice."""
+The packer of each operator is generated from the struct that cffi read, so field names and order are the header's. A call
+costs a handful of microseconds: an operator knows the signatures (shapes, strides, types) that it has checked and packed, and
+one that comes again needs only its tensors' addresses."""
 
 import functools
 import mmap
 import os
 import struct
 import threading
+from array import array
 
 import torch
 
@@ -18,6 +20,7 @@ _VIEW = "=Q%si4x"  # krait_view: address, four strides, type
 _VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack for n in range(5)]  # by the tensor's dimensions
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
+_MOST_KNOWN = 1024              # signatures that an operator keeps
 _LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has asked for it
 _HUGE_PAGES_BYTES = 1 << 22     # from here on scratch is worth a mapping of its own
@@ -53,18 +56,18 @@ def _host_bytes(n):
 
 
 class _OwnScratch(threading.local):
-    """The packed tail of CPU calls of this thread."""
+    """The tail of CPU calls of this thread: stream, scratch, its bytes."""
 
     def __init__(self):
         self.keep(_LEAST_SCRATCH_BYTES)
 
     def keep(self, n):
         self.buffer = _host_bytes(n)
-        self.tail = _TAIL.pack(0, self.buffer.data_ptr(), n)
+        self.tail = array("Q", (0, self.buffer.data_ptr(), n))
 
 
 class CpuPlace:
-    """Where a call runs: a context and, packed, the end of krait_call: no stream, this thread's scratch."""
+    """Where a call runs: a context and the tail of krait_call: no stream, this thread's scratch."""
     device = torch.device("cpu")
     _own = _OwnScratch()
 
@@ -75,10 +78,10 @@ class CpuPlace:
         return self._own.tail
 
     def lend(self, n):
-        """-> (memory that must live through the call, packed tail with n bytes of it)."""
+        """-> (memory that must live through the call, a tail with n bytes of it)."""
         if n > _MOST_SCRATCH_BYTES:
             scratch = _host_bytes(n)
-            return scratch, _TAIL.pack(0, scratch.data_ptr(), n)
+            return scratch, array("Q", (0, scratch.data_ptr(), n))
         self._own.keep(n)
         return None, self._own.tail
 
@@ -92,11 +95,11 @@ class CudaPlace:
         self._stream = functools.partial(raw, index) if raw else lambda: torch.cuda.current_stream(index).cuda_stream
 
     def tail(self):
-        return _TAIL.pack(self._stream(), 0, 0)
+        return array("Q", (self._stream(), 0, 0))
 
     def lend(self, n):
         scratch = torch.empty(n, dtype=torch.uint8, device=self.device)
-        return scratch, _TAIL.pack(self._stream(), scratch.data_ptr(), n)
+        return scratch, array("Q", (self._stream(), scratch.data_ptr(), n))
 
 
 _cpu_places = {}
@@ -162,90 +165,124 @@ def _flatten(ctype):
 
 
 def _view_text(name, packers):
-    """The expression that packs one tensor."""
-    return ("(ABSENT if {0} is None else {1}[len(s := {0}.stride())]({0}.data_ptr() or 64, *s, DTYPES[{0}.dtype]))").format(name, packers)
+    """The expression that packs one tensor, but for its address."""
+    return "(ABSENT if {0} is None else {1}[len(s := {0}.stride())](64, *s, DTYPES[{0}.dtype]))".format(name, packers)
 
 
-def _generate(fields, args_bytes, axes):
-    """The text of run(at, flags=0, *, field=default, ...): packs and calls."""
-    parameters, parts, numbers = [], [], []
-    names = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
-    names.update(("packers_" + name, _packers_without(*place)) for name, place in axes.items())
+def _generate(fields, args_bytes, names, axes):
+    """The text of pack(tensors, flags=0, *, number=0, ...) -> the args struct in bytes; `names` are those of the tensors' views."""
+    numbers_of_call, parts, numbers = [], [], []
+    values = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
+    values.update(("packers_" + name, _packers_without(*place)) for name, place in axes.items())
 
     def flush():
         if numbers:
-            packer = "pack%d" % len(names)
-            names[packer] = struct.Struct("=" + "".join(code for _, code in numbers)).pack
+            packer = "pack%d" % len(values)
+            values[packer] = struct.Struct("=" + "".join(code for _, code in numbers)).pack
             parts.append("%s(%s)" % (packer, ", ".join("0" if n == "reserved" else n for n, _ in numbers)))
             numbers.clear()
 
     for name, code in fields:
         if code == "view":
             flush()
-            parameters.append(name + "=None")
-            parts.append(_view_text(name, "packers_" + name if name in axes else "packers"))
+            parts.append("ABSENT" if name not in names else _view_text(name, "packers_" + name if name in axes else "packers"))
         else:
             numbers.append((name, code))
             if name != "reserved":
-                parameters.append(name + "=0")
+                numbers_of_call.append(name + "=0")
     flush()
-    text = ("def run(at, flags=0, *, %s):\n"
-            "    call(at, b''.join((head(%d, flags), at.tail(), %s)))\n"
-            % (", ".join(parameters), args_bytes, ",\n        ".join(parts)))
-    return text, names
-
-
-def _make_call(name):
-    """call(at, packed args). More scratch than the place lends is asked for when the operator says so."""
-    ffi = _load.ffi()
-    as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
-    run = ffi.cast(as_bytes % "", _load.function("krait_" + name))
-    scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % name))
-    too_little = _load.constant("KRAIT_ERR_SCRATCH")
-
-    def with_scratch(at, args):
-        n_bytes = ffi.new("uint64_t *")
-        status = scratch_of(at.context, args, n_bytes)
-        if status < 0:
-            return status
-        scratch, tail = at.lend(n_bytes[0])
-        return run(at.context, args[:8] + tail + args[32:])
-
-    def call(at, args):
-        context = at.context
-        if context is None:
-            return
-        status = run(context, args)
-        if status == too_little:
-            status = with_scratch(at, args)
-        if status < 0:
-            _load.fail(status)
-
-    return call
-
-
-def _bind(name, axes):
-    ctype = _load.ffi().typeof("krait_%s_args" % name)
-    args_bytes = _load.ffi().sizeof(ctype)
-    fields = _flatten(ctype)
-    packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
-    if packed_bytes != args_bytes:
-        raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (name, packed_bytes, args_bytes))
-    text, names = _generate(fields, args_bytes, axes)
-    names["call"] = _make_call(name)
-    exec(compile(text, "<krait %s>" % name, "exec"), names)
-    return names["run"]
+    text = ("def pack(tensors, flags=0, *, %s):\n"
+            "    %s, = tensors\n"
+            "    return b''.join((head(%d, flags), bytes(%d), %s))\n"
+            % (", ".join(numbers_of_call), ", ".join(names), args_bytes, _TAIL.size, ",\n        ".join(parts)))
+    return text, values
 
 
 class Operator:
-    """krait_<name>: call it as op.run(at, flags, field=..., view=tensor, ...); fields left out are 0 or absent. `axes` says which
-    views may come without an axis of size one: view=(axis, dimensions of the view)."""
+    """krait_<name>. `views` names the views of its args struct in the order in which a call's tensors come, others are absent;
+    `axes` says which may come without an axis of size one: view=(axis, dimensions of the view)."""
 
-    def __init__(self, name, **axes):
-        self._name, self._axes = name, axes
+    def __init__(self, name, views, **axes):
+        self.name, self.known = name, {}
+        self._views, self._axes = views.split(), axes
 
     def __getattr__(self, attribute):
-        if attribute != "run":
+        if attribute.startswith("__"):
             raise AttributeError(attribute)
-        self.run = _bind(self._name, self._axes)
-        return self.run
+        self._bind()
+        return self.__dict__[attribute]
+
+    def _bind(self):
+        """What needs the library: pack, the words of addresses, the two functions."""
+        ffi = _load.ffi()
+        ctype = ffi.typeof("krait_%s_args" % self.name)
+        args_bytes, fields = ffi.sizeof(ctype), _flatten(ctype)
+        packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
+        if packed_bytes != args_bytes:
+            raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (self.name, packed_bytes, args_bytes))
+        text, values = _generate(fields, args_bytes, self._views, self._axes)
+        exec(compile(text, "<krait %s>" % self.name, "exec"), values)
+        as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
+        self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self._views]
+        self.scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % self.name))
+        self.invoke = ffi.cast(as_bytes % "", _load.function("krait_" + self.name))
+        self.pack = values["pack"]
+
+    def keep(self, key, given, taken, note=None):
+        """-> (call, tensors that it takes). The call will be found in `known` unless something had to be converted first: then
+        its signature is another one. Nor are complex ones, whose signature does not say whether they are conjugates."""
+        if any([a is not b or (b is not None and b.is_complex()) for a, b in zip(given, taken)]):
+            return Call(self, note), taken
+        if len(self.known) >= _MOST_KNOWN:
+            self.known.clear()
+        call = self.known[key] = Call(self, note)
+        return call, taken
+
+    def run(self, tensors, flags=0, **numbers):
+        """A call that is not kept."""
+        call = Call(self)
+        call.pack(tensors, flags, **numbers)
+        call.run(tensors)
+
+
+class Call:
+    """A call that is packed once, but for addresses, and runs on any tensors of the same signature. `note` is its owner's."""
+    __slots__ = ("operator", "words", "address_words", "invoke", "note")
+
+    def __init__(self, operator, note=None):
+        self.operator, self.words, self.note = operator, None, note
+
+    def pack(self, tensors, flags=0, **numbers):
+        place(*tensors)
+        words = array("Q", self.operator.pack(tensors, flags, **numbers))
+        self.address_words, self.invoke = self.operator.address_words, self.operator.invoke
+        self.words = words
+
+    def run(self, tensors):
+        at = place(tensors[0])
+        if at.context is None:
+            return
+        words = self.words[:]
+        words[1:4] = at.tail()
+        for word, t in zip(self.address_words, tensors):
+            if t is not None:
+                words[word] = t.data_ptr() or 64
+        status = self.invoke(at.context, words.tobytes())
+        if status < 0:
+            self._run_again(status, at, words)
+
+    def _run_again(self, status, at, words):
+        """With more scratch than the place lends, if that is what the operator says."""
+        if status == _load.constant("KRAIT_ERR_SCRATCH"):
+            n_bytes = _load.ffi().new("uint64_t *")
+            status = self.operator.scratch_of(at.context, words.tobytes(), n_bytes)
+            if status >= 0:
+                scratch, words[1:4] = at.lend(n_bytes[0])
+                status = self.invoke(at.context, words.tobytes())
+        if status < 0:
+            _load.fail(status)
+
+
+def signature(tensors, options=()):
+    """What a packed call depends on."""
+    return (*[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors], *options)

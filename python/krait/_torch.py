@@ -50,12 +50,17 @@ def _traced(backward):
     return run
 
 
+def is_traced():
+    """Whether every operator must be called as one, because its tensors have no memory: compilation."""
+    return is_compiling() or _tracing.on
+
+
 def is_tracked(tensors):
-    """Whether a call needs a node in the graph: eager, gradients on, and one of the tensors (None allowed) asks for them."""
+    """Whether a call needs a node in the graph: gradients are on, and one of the tensors (None allowed) asks for them."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
-                return not is_compiling()
+                return True
     return False
 
 
@@ -76,14 +81,18 @@ def _with_placeholders(function):
 
 
 def differentiable(name, forward, setup, gradients):
-    """apply() of an autograd node: forward, then setup(ctx, inputs, output); gradients(ctx, *douts) once, not twice."""
-    def run(ctx, *inputs):
-        output = forward(*inputs)
+    """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx, *douts)
+    once, not twice."""
+    def run(ctx, call, *inputs):
+        output = forward(call, *inputs)
         setup(ctx, inputs, output)
         return output
 
+    def run_backward(ctx, *douts):
+        return (None, *gradients(ctx, *douts))
+
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(run),
-                                                   "backward": staticmethod(once_differentiable(gradients))})
+                                                   "backward": staticmethod(once_differentiable(run_backward))})
     return node.apply
 
 
@@ -102,6 +111,6 @@ def custom_op(name, fake, mutates=(), setup=None, backward=None):
 
         @functools.wraps(function)
         def dispatch(*args):
-            return operator(*args) if is_compiling() or _tracing.on else function(*args)
+            return operator(*args) if is_traced() else function(*args)
         return dispatch
     return wrap

@@ -87,4 +87,4 @@ def test_registrations(device):
     A, B = -torch.rand(8, 4, device=device), torch.randn(2, 4, 9, device=device)
     torch.library.opcheck(torch.ops.krait.selective_scan, (x, x, A, B, B, None, x, None, None, None, None, None, True, False, True), test_utils=checks)
     torch.library.opcheck(torch.ops.krait.state_update, (torch.randn(2, 8, 4, device=device), x[..., 0], x[..., 1].abs(), A, B[..., 0], B[..., 1],
-                                                         None, None, None, True, None), test_utils=checks)
+                                                         None, None, None, None, True), test_utils=checks)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import os
-import struct
 import subprocess
 import sys
 import threading
@@ -34,16 +33,51 @@ def test_headers():
             assert getattr(module, name) == constants[constant]
 
 
+def _args_of(words):
+    return _load.ffi().from_buffer("krait_causal_conv1d_args *", words)
+
+
 def test_packed_structs_are_what_cffi_sees():
     x, weight = torch.randn(2, 8, 9)[..., ::2], torch.randn(8, 4, dtype=torch.float64).half()
-    run, seen = _call.Operator("causal_conv1d").run, []
-    run.__globals__["call"] = lambda at, args: seen.append(args)
-    run(_call.place(x), 5, B=1, D=2, L=3, W=4, activation=1, x=x, weight=weight, out=x)
-    args = _load.ffi().from_buffer("krait_causal_conv1d_args *", seen[0])
+    call, seen = _call.Call(_call.Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")), []
+    tensors = (x, weight, None, None, None, x, None)
+    call.pack(tensors, 5, B=1, D=2, L=3, W=4, activation=1)
+    call.invoke = lambda context, args: seen.append(args) or 0
+    call.run(tensors)
+    args = _args_of(seen[0])
     assert (args.call.size, args.call.flags, args.B, args.D, args.L, args.W, args.activation) == (len(seen[0]), 5, 1, 2, 3, 4, 1)
     assert int(_load.ffi().cast("intptr_t", args.x.data)) == x.data_ptr() and list(args.x.stride) == [72, 9, 2, 0] and args.x.dtype == 0
     assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1
     assert args.bias.data == _load.ffi().NULL and args.out.data == args.x.data
+
+
+def test_kept_calls():
+    """A signature that comes again runs on its own tensors; what a signature does not say is looked at every time."""
+    causal_conv1d(torch.randn(2, 8, 9), torch.randn(8, 4))
+    x, weight = torch.randn(2, 8, 9), torch.randn(8, 4)
+    want = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), weight[:, None], groups=8)
+    torch.testing.assert_close(causal_conv1d(x, weight), want)
+    torch.testing.assert_close(causal_conv1d(x.transpose(1, 2).contiguous().transpose(1, 2), weight), want)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="causal_conv1d: x must be"):
+            causal_conv1d(x, weight[:7])
+        with pytest.raises(RuntimeError, match="no operator takes"):
+            causal_conv1d(x.to(torch.int16), weight)
+    scan = sys.modules["krait.ops.selective_scan"].selective_scan
+    u, A, B = torch.randn(1, 4, 6), torch.complex(-torch.rand(4, 3), torch.rand(4, 3)), torch.randn(1, 3, 12)
+    plain = scan(u, u, A, B, B)
+    torch.testing.assert_close(scan(u, u, A.conj(), B, B), scan(u, u, A.conj().resolve_conj(), B, B))
+    assert not torch.equal(scan(u, u, A.conj(), B, B), plain)
+
+
+def test_kept_calls_are_bounded(monkeypatch):
+    monkeypatch.setattr(_call, "_MOST_KNOWN", 3)
+    operator, x = _call.Operator("causal_conv1d", "x"), torch.zeros(1)
+    for key in range(10):
+        call, taken = operator.keep(key, (x,), (x,))
+        assert operator.known[key] is call and taken == (x,) and len(operator.known) <= 3
+    converted, _ = operator.keep("other", (x,), (x.double(),))
+    assert "other" not in operator.known and converted.operator is operator
 
 
 def test_mixed_devices_are_refused():
@@ -81,9 +115,9 @@ def test_scratch_is_lent_and_kept():
     """What a call asks for is kept for the next one, up to a bound."""
     at = _call.place(torch.zeros(1))
     kept, tail = at.lend(5 << 20)
-    assert kept is None and tail == at.tail() and struct.unpack("=QQQ", tail)[2] == 5 << 20
+    assert kept is None and tail == at.tail() and tail[2] == 5 << 20
     lent, big = at.lend(65 << 20)
-    assert lent is not None and struct.unpack("=QQQ", big)[1:] == (lent.data_ptr(), 65 << 20) and at.tail() == tail
+    assert lent is not None and list(big[1:]) == [lent.data_ptr(), 65 << 20] and at.tail() == tail
     lent[-1] = 7
 
 

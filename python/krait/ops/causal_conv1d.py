@@ -5,13 +5,13 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, place
-from .._torch import custom_op, differentiable, is_tracked, zeros_like
+from .._call import Call, Operator, signature
+from .._torch import custom_op, differentiable, is_traced, is_tracked, zeros_like
 
-_FORWARD = Operator("causal_conv1d")
-_BACKWARD = Operator("causal_conv1d_bwd")
-_UPDATE = Operator("causal_conv1d_update", x=(2, 3), out=(2, 3))
-_VARLEN = Operator("causal_conv1d_varlen_states")
+_FORWARD = Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")
+_BACKWARD = Operator("causal_conv1d_bwd", "x weight bias seq_idx initial_states dout dfinal_states dx dweight dbias dinitial_states")
+_UPDATE = Operator("causal_conv1d_update", "x conv_state weight bias cache_seqlens conv_state_indices out", x=(2, 3), out=(2, 3))
+_VARLEN = Operator("causal_conv1d_varlen_states", "x cu_seqlens states")
 _REVERSE = 1  # KRAIT_CONV1D_REVERSE
 
 
@@ -36,28 +36,33 @@ def _refuse(x, weight, bias, seq_idx, initial_states):
                        "(B, D, W-1); got " + given)
 
 
+def _check(x, weight, bias, seq_idx, initial_states):
+    """-> the tensors."""
+    good = x.dim() == 3 and weight.dim() == 2
+    if good:
+        b, d, length = x.shape
+        good = (weight.shape[0] == d and (bias is None or bias.shape == (d,))
+                and (seq_idx is None or (seq_idx.dtype == torch.int32 and seq_idx.shape == (b, length)))
+                and (initial_states is None or initial_states.shape == (b, d, weight.shape[1] - 1)))
+    if not good:
+        _refuse(x, weight, bias, seq_idx, initial_states)
+    return x, weight, bias, seq_idx, initial_states
+
+
+def _numbers(x, weight, silu):
+    b, d, length = x.shape
+    return dict(B=b, D=d, L=length, W=weight.shape[1], activation=silu)
+
+
 def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
     """The plain call, into given outputs."""
-    if x.dim() != 3 or weight.dim() != 2:
-        _refuse(x, weight, bias, seq_idx, initial_states)
-    b, d, length = x.shape
-    dim, width = weight.shape
-    if (dim != d or (bias is not None and (bias.dim() != 1 or bias.shape[0] != d))
-            or (seq_idx is not None and (seq_idx.dtype != torch.int32 or seq_idx.shape != (b, length)))
-            or (initial_states is not None and initial_states.shape != (b, d, width - 1))):
-        _refuse(x, weight, bias, seq_idx, initial_states)
-    _FORWARD.run(place(x, weight, bias, seq_idx, initial_states), _REVERSE if reverse else 0, B=b, D=d, L=length, W=width,
-                 activation=silu, x=x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states, out=out,
-                 final_states=final)
+    _FORWARD.run((*_check(x, weight, bias, seq_idx, initial_states), out, final), _REVERSE if reverse else 0, **_numbers(x, weight, silu))
 
 
 def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
     """The plain call, into given gradients (None: not computed)."""
-    b, d, length = x.shape
-    _BACKWARD.run(place(x, weight, bias, seq_idx, initial_states, dout, dfinal), _REVERSE if reverse else 0, B=b, D=d,
-                  L=length, W=weight.shape[1], activation=silu, x=x, weight=weight, bias=bias, seq_idx=seq_idx,
-                  initial_states=initial_states, dout=dout, dfinal_states=dfinal, dx=dx, dweight=dweight, dbias=dbias,
-                  dinitial_states=dinitial)
+    _BACKWARD.run((x, weight, bias, seq_idx, initial_states, dout, dfinal, dx, dweight, dbias, dinitial), _REVERSE if reverse else 0,
+                  **_numbers(x, weight, silu))
 
 
 def _fake_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse):
@@ -90,27 +95,40 @@ def _fake_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, want_
     return torch.empty_like(x), _empty_states(x, weight.shape[1] - 1) if want_final else None
 
 
-@custom_op("causal_conv1d", _fake_forward, setup=_setup, backward=_gradients)
-def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor],
-             initial_states: Optional[Tensor], silu: bool, reverse: bool, want_final: bool) -> Tuple[Tensor, Tensor]:
+def _run(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want_final):
     out = torch.empty_like(x)
     final = _empty_states(x, weight.shape[1] - 1) if want_final else None
-    run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final)
+    tensors = (x, weight, bias, seq_idx, initial_states, out, final)
+    if call.words is None:
+        call.pack(tensors, _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+    call.run(tensors)
     return out, final
 
 
-_apply = differentiable("CausalConv1d", _forward, _setup, _gradients)
+@custom_op("causal_conv1d", _fake_forward, setup=_setup, backward=_gradients)
+def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor],
+             initial_states: Optional[Tensor], silu: bool, reverse: bool, want_final: bool) -> Tuple[Tensor, Tensor]:
+    return _run(Call(_FORWARD), x, weight, bias, seq_idx, initial_states, silu, reverse, want_final)
+
+
+_apply = differentiable("CausalConv1d", _run, _setup, _gradients)
 
 
 def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, activation=None,
                   reverse=False):
     """x (B, D, L), weight (D, W) -> out like x[, final states (B, D, W-1)]; any strides, any W."""
-    silu = activation_code(activation) == 1
     if seq_idx is not None:
         assert initial_states is None, "initial_states must be None if seq_idx is not None"
         assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
-    args = (x, weight, bias, seq_idx, initial_states, silu, reverse, return_final_states)
-    result = (_apply if is_tracked(args[:5]) else _forward)(*args)
+    tensors, options = (x, weight, bias, seq_idx, initial_states), (activation_code(activation) == 1, bool(reverse), bool(return_final_states))
+    if is_traced():
+        result = _forward(*_check(*tensors), *options)
+        return result if return_final_states else result[0]
+    key = signature(tensors, options)
+    call = _FORWARD.known.get(key)
+    if call is None:
+        call, tensors = _FORWARD.keep(key, tensors, _check(*tensors))
+    result = (_apply if is_tracked(tensors) else _run)(call, *tensors, *options)
     return result if return_final_states else result[0]
 
 
@@ -122,21 +140,29 @@ def _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indice
                        "bias (D), cache_seqlens and conv_state_indices (B) int32; got " + given)
 
 
+def _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
+    """-> the tensors."""
+    good = 2 <= x.dim() <= 3 and conv_state.dim() == 3 and weight.dim() == 2
+    if good:
+        b, d = x.shape[:2]
+        n_states, dim, room = conv_state.shape
+        good = (dim == d and weight.shape[0] == d and room >= weight.shape[1] - 1 and (bias is None or bias.shape == (d,))
+                and (conv_state_indices is not None or n_states == b)
+                and all([t is None or (t.dtype == torch.int32 and t.shape == (b,)) for t in (cache_seqlens, conv_state_indices)]))
+    if not good:
+        _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+    return x, conv_state, weight, bias, cache_seqlens, conv_state_indices
+
+
+def _update_numbers(x, conv_state, weight, silu):
+    return dict(B=x.shape[0], D=x.shape[1], L=x.shape[2] if x.dim() == 3 else 1, W=weight.shape[1], S=conv_state.shape[2],
+                n_states=conv_state.shape[0], activation=silu)
+
+
 def run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
-    """The plain call."""
-    if not 2 <= x.dim() <= 3 or conv_state.dim() != 3 or weight.dim() != 2:
-        _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    b, d = x.shape[:2]
-    n_states, dim, room = conv_state.shape
-    if (dim != d or weight.shape[0] != d or room < weight.shape[1] - 1 or (bias is not None and bias.shape != (d,))
-            or (conv_state_indices is None and n_states != b)
-            or (cache_seqlens is not None and (cache_seqlens.dtype != torch.int32 or cache_seqlens.shape != (b,)))
-            or (conv_state_indices is not None and (conv_state_indices.dtype != torch.int32 or conv_state_indices.shape != (b,)))):
-        _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    _UPDATE.run(place(x, conv_state, weight, bias, cache_seqlens, conv_state_indices), 0, B=b, D=d,
-                L=x.shape[2] if x.dim() == 3 else 1, W=weight.shape[1], S=room, n_states=n_states, activation=silu,
-                x=x, conv_state=conv_state, weight=weight, bias=bias, cache_seqlens=cache_seqlens,
-                conv_state_indices=conv_state_indices, out=out)
+    """The plain call, into a given output."""
+    tensors = _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+    _UPDATE.run((*tensors, out), **_update_numbers(x, conv_state, weight, silu))
 
 
 def _fake_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
@@ -153,19 +179,34 @@ def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
     """One or more new tokens against a running state, which is updated in place."""
-    return _update(x, conv_state, weight, bias, activation_code(activation) == 1, cache_seqlens, conv_state_indices)
+    silu = activation_code(activation) == 1
+    if is_traced():
+        _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+        return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    inputs = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+    key = signature(inputs, (silu,))
+    call = _UPDATE.known.get(key)
+    if call is None:
+        call, _ = _UPDATE.keep(key, inputs, _check_update(*inputs))
+    tensors = (*inputs, torch.empty_like(x))
+    if call.words is None:
+        call.pack(tensors, **_update_numbers(x, conv_state, weight, silu))
+    call.run(tensors)
+    return tensors[6]
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """x (total, D), cu_seqlens (S+1) -> (S, D, state_len): each sequence's last inputs, zeros on the left."""
-    if x.dim() != 2 or cu_seqlens.dim() != 1:
-        raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
-                           % (tuple(x.shape), tuple(cu_seqlens.shape)))
-    total, d = x.shape
-    if cu_seqlens.dtype != torch.int32:
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    n = cu_seqlens.shape[0] - 1
-    states = torch.empty(n, state_len, d, dtype=x.dtype, device=x.device).transpose(1, 2)
-    _VARLEN.run(place(x, cu_seqlens), 0, S=n, D=d, total=total, state_len=state_len, x=x, cu_seqlens=cu_seqlens,
-                states=states)
-    return states
+    key = signature((x, cu_seqlens), (state_len,))
+    call = _VARLEN.known.get(key)
+    if call is None:
+        if x.dim() != 2 or cu_seqlens.dim() != 1:
+            raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
+                               % (tuple(x.shape), tuple(cu_seqlens.shape)))
+        call, (x, cu_seqlens) = _VARLEN.keep(key, (x, cu_seqlens), (x, cu_seqlens.to(torch.int32)))
+    (total, d), n = x.shape, cu_seqlens.shape[0] - 1
+    tensors = (x, cu_seqlens, torch.empty(n, state_len, d, dtype=x.dtype, device=x.device).transpose(1, 2))
+    if call.words is None:
+        call.pack(tensors, S=n, D=d, total=total, state_len=state_len)
+    call.run(tensors)
+    return tensors[2]

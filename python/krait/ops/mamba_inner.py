@@ -14,18 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._call import Operator, place
-from .._torch import autocast_dtype, custom_op, differentiable, is_tracked
+from .._call import Call, Operator, signature
+from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked
 from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
 from .norms import _add_norm_bwd, add_norm
 from .selective_scan import ONE_GROUP, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
 
-_INNER = Operator("mamba_inner", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
-_INNER_BWD = Operator("mamba_inner_bwd", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+_INPUTS = ("xz conv_weight conv_bias x_proj_weight dt_proj_weight A A_reverse Bmat Cmat Dvec delta_bias B_proj_bias C_proj_bias B_norm_weight "
+           "C_norm_weight dt_norm_weight ")
+_INNER = Operator("mamba_inner", _INPUTS + "out", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+_INNER_BWD = Operator("mamba_inner_bwd", _INPUTS + "dout dxz dconv_weight dconv_bias dx_proj_weight ddt_proj_weight dA dA_reverse dB dC dDvec "
+                      "ddelta_bias dB_proj_bias dC_proj_bias dB_norm_weight dC_norm_weight ddt_norm_weight",
+                      Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 
 
 class _Weights(NamedTuple):
-    conv: Tensor
+    conv: Tensor  # (D, W), or (D, 1, W) as modules have it
     conv_bias: Optional[Tensor]
     x_proj: Tensor
     delta_proj: Tensor
@@ -53,7 +57,7 @@ def _check(xz, w):
     d, n = w.A.shape if w.A.dim() == 2 else (0, 0)
     wide, rank = n * (2 if w.A.is_complex() else 1), w.delta_proj.shape[-1]
     columns = rank + (wide if w.B is None else 0) + (wide if w.C is None else 0)
-    fits = (xz.dim() == 3 and xz.shape[1] == 2 * d and w.conv.dim() == 2 and w.conv.shape[0] == d and w.x_proj.shape == (columns, d)
+    fits = (xz.dim() == 3 and xz.shape[1] == 2 * d and w.conv.shape[0] == d and (w.conv.dim() == 2 or w.conv.shape[1:-1] == (1,)) and w.x_proj.shape == (columns, d)
             and w.delta_proj.shape == (d, rank) and (w.A_reverse is None or w.A_reverse.shape == (d, n)))
     vectors = ((w.conv_bias, d), (w.D, d), (w.delta_bias, d), (w.B_bias, wide), (w.C_bias, wide), (w.B_norm, wide), (w.C_norm, wide), (w.delta_norm, d))
     if not fits or any([t is not None and t.shape != (length,) for t, length in vectors]):
@@ -71,12 +75,15 @@ def _takes_one_call(xz, w):
     return all([t is None or t.shape == w.A.shape or t.shape == shape or t.shape == (shape[0], 1, *shape[1:]) for t in (w.B, w.C)])
 
 
-def _fields(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, eps):
-    """What the two args structs share."""
+def _flat(tensors):
+    """With the convolution's weight, which comes second, as a matrix."""
+    xz, conv, *others = tensors
+    return (xz, conv if conv.dim() == 2 else conv.squeeze(1), *others)
+
+
+def _numbers(xz, conv, delta_proj, A, eps):
     b, two_d, length = xz.shape
-    return dict(B=b, D=two_d // 2, L=length, N=A.shape[1], W=conv.shape[1], R=delta_proj.shape[1], M=0, eps=eps, xz=xz, conv_weight=conv, conv_bias=conv_bias,
-                x_proj_weight=x_proj, dt_proj_weight=delta_proj, A=A, A_reverse=A_reverse, Bmat=B, Cmat=C, Dvec=D,
-                delta_bias=delta_bias, B_proj_bias=B_bias, C_proj_bias=C_bias, B_norm_weight=B_norm, C_norm_weight=C_norm, dt_norm_weight=delta_norm)
+    return dict(B=b, D=two_d // 2, L=length, N=A.shape[1], W=conv.shape[-1], R=delta_proj.shape[1], M=0, eps=eps)
 
 
 def _fake_backward(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dout, softplus,
@@ -92,11 +99,8 @@ def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_
                        softplus: bool, reverse: bool, eps: float, wanted: List[bool]) -> List[Tensor]:
     tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
     grads = _fake_backward(*tensors, dout, softplus, reverse, eps, wanted)
-    dxz, dconv, dconv_bias, dx_proj, ddelta_proj, dA, dA_reverse, dB, dC, dD, ddelta_bias, dB_bias, dC_bias, dB_norm, dC_norm, ddelta_norm = grads
-    _INNER_BWD.run(place(*tensors, dout), scan_flags(B, C, softplus, reverse, A_reverse), **_fields(*tensors, eps), dout=dout, dxz=dxz, dconv_weight=dconv,
-                   dconv_bias=dconv_bias, dx_proj_weight=dx_proj, ddt_proj_weight=ddelta_proj, dA=dA, dA_reverse=dA_reverse, dB=dB,
-                   dC=dC, dDvec=dD, ddelta_bias=ddelta_bias, dB_proj_bias=dB_bias, dC_proj_bias=dC_bias, ddt_norm_weight=ddelta_norm,
-                   dB_norm_weight=dB_norm, dC_norm_weight=dC_norm)
+    _INNER_BWD.run((*_flat(tensors), dout, grads[0], None if grads[1] is None else grads[1].view(conv.shape[0], -1), *grads[2:]),
+                   scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
     return grads
 
 
@@ -107,7 +111,7 @@ def _setup_one_call(ctx, inputs, output):
 
 def _one_call_gradients(ctx, dout):
     tensors = ctx.saved_tensors
-    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad)]
+    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad[-19:])]  # eager nodes have the call before
     grads = _one_call_backward(*tensors, dout, *ctx.options, wanted)
     return (*[g if want else None for g, want in zip(grads, wanted)], None, None, None)
 
@@ -116,18 +120,31 @@ def _fake_one_call(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, 
     return torch.empty_like(xz[:, :A.shape[0]])
 
 
+def _run_one_call(call, *inputs):
+    xz = inputs[0]
+    if call.words is None:
+        out = _fake_one_call(*inputs)
+        call.note = out.shape, out.stride()
+        tensors = (*_flat(inputs[:16]), out)
+        _, conv, _, _, delta_proj, A, A_reverse, B, C = inputs[:9]
+        softplus, reverse, eps = inputs[16:]
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
+    else:
+        tensors = (*inputs[:16], torch.empty_strided(*call.note, dtype=xz.dtype, device=xz.device))
+    call.run(tensors)
+    return tensors[16]
+
+
 @custom_op("mamba_inner", _fake_one_call, setup=_setup_one_call, backward=_one_call_gradients)
 def _one_call(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_proj: Tensor, delta_proj: Tensor, A: Tensor, A_reverse: Optional[Tensor],
               B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
               C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], softplus: bool,
               reverse: bool, eps: float) -> Tensor:
-    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
-    out = torch.empty_like(xz[:, :A.shape[0]])
-    _INNER.run(place(*tensors), scan_flags(B, C, softplus, reverse, A_reverse), **_fields(*tensors, eps), out=out)
-    return out
+    return _run_one_call(Call(_INNER), xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm,
+                         delta_norm, softplus, reverse, eps)
 
 
-_apply_one_call = differentiable("MambaInner", _one_call, _setup_one_call, _one_call_gradients)
+_apply_one_call = differentiable("MambaInner", _run_one_call, _setup_one_call, _one_call_gradients)
 
 
 # ---- composed ---------------------------------------------------------------------------------------------------------
@@ -320,24 +337,45 @@ def _cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
 
-def _parameters(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
+def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
     """As the operators take them; the bias and the norm of a matrix that was given have no effect."""
     kind = torch.complex64 if A.is_complex() else torch.float32
     return _Weights(
-        conv.squeeze(1) if conv.dim() == 3 else conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, kind),
+        conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, kind),
         A_reverse if A_reverse is None else as_parameter(A_reverse, kind), B if B is None or B.dim() > 2 else as_parameter(B, kind),
         C if C is None or C.dim() > 2 else as_parameter(C, kind), D if D is None else as_parameter(D, torch.float32),
         delta_bias if delta_bias is None else as_parameter(delta_bias, torch.float32),
         B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
 
 
-def _run(xz, w, o, out_proj, out_bias, dtype):
-    _check(xz, w)
-    tracked = is_tracked((xz, *w))
-    if _takes_one_call(xz, w):
-        y = (_apply_one_call if tracked else _one_call)(xz, *w, o.softplus, o.reverse, o.eps)
-    else:
-        y = _Composed.apply(xz, o, *w) if tracked else _forward(xz, w, o)[0]
+def _compose(xz, w, o):
+    w = w._replace(conv=w.conv if w.conv.dim() == 2 else w.conv.squeeze(1))
+    return _Composed.apply(xz, o, *w) if is_tracked((xz, *w)) and not is_traced() else _forward(xz, w, o)[0]
+
+
+def _run_traced(xz, w, o):
+    return _one_call(xz, *w, o.softplus, o.reverse, o.eps) if _takes_one_call(xz, w) else _compose(xz, w, o)
+
+
+def _inner(xz, weights, o, dtype):
+    """The chain without its last projection."""
+    if is_traced():
+        w = _in_kind(*weights, dtype)
+        _check(xz, w)
+        return _run_traced(xz, w, o)
+    key = signature((xz, *weights), (dtype, *o))
+    call = _INNER.known.get(key)
+    if call is None:
+        w = _in_kind(*weights, dtype)
+        _check(xz, w)
+        call, weights = _INNER.keep(key, weights, w, None if _takes_one_call(xz, w) else _compose)
+    if call.note is _compose:
+        return _compose(xz, _Weights(*weights), o)
+    tensors = (xz, *weights)
+    return (_apply_one_call if is_tracked(tensors) else _run_one_call)(call, *tensors, o.softplus, o.reverse, o.eps)
+
+
+def _projected(y, out_proj, out_bias, dtype):
     return y if out_proj is None else F.linear(y.transpose(1, 2), _cast(out_proj, dtype), _cast(out_bias, dtype))
 
 
@@ -347,9 +385,10 @@ def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
     """xz (B, 2D, L) -> (B, L, M), or (B, D, L) where out_proj_weight is None."""
     assert checkpoint_lvl in (0, 1), "checkpoint_lvl must be 0 or 1"
     dtype = autocast_dtype(xz.device.type)
-    w = _parameters(conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight,
-                    c_rms_weight, dt_rms_weight, dtype)
-    return _run(xz, w, _Options(bool(delta_softplus), checkpoint_lvl == 0, float(b_c_dt_rms_eps), bool(reverse)), out_proj_weight, out_proj_bias, dtype)
+    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight,
+               c_rms_weight, dt_rms_weight)
+    y = _inner(xz, weights, _Options(bool(delta_softplus), checkpoint_lvl == 0, float(b_c_dt_rms_eps), bool(reverse)), dtype)
+    return _projected(y, out_proj_weight, out_proj_bias, dtype)
 
 
 def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
@@ -357,6 +396,6 @@ def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weig
     """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out. Each scan adds D u,
     the operator does so once to the sum: it gets 2 D."""
     dtype = autocast_dtype(xz.device.type)
-    w = _parameters(conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
-                    C_proj_bias, None, None, None, dtype)
-    return _run(xz, w, _Options(bool(delta_softplus), False, 0.0, False), out_proj_weight, out_proj_bias, dtype)
+    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
+               C_proj_bias, None, None, None)
+    return _projected(_inner(xz, weights, _Options(bool(delta_softplus), False, 0.0, False), dtype), out_proj_weight, out_proj_bias, dtype)

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._call import Operator, place
-from .._torch import autocast_dtype, custom_op, differentiable, is_tracked
+from .._call import Call, Operator, signature
+from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked
 
-_ADD_NORM = Operator("add_norm")
-_ADD_NORM_BWD = Operator("add_norm_bwd")
-_GATED_NORM = Operator("gated_norm")
-_GATED_NORM_BWD = Operator("gated_norm_bwd")
+_ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
+_ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
+_GATED_NORM = Operator("gated_norm", "x z weight bias out")
+_GATED_NORM_BWD = Operator("gated_norm_bwd", "x z weight bias dout dx dz dweight dbias")
 _RMS, _GATE_FIRST = 1, 2  # KRAIT_NORM_RMS and KRAIT_GATED_NORM_RMS; KRAIT_GATED_NORM_GATE_FIRST
 
 
@@ -33,11 +33,7 @@ def _add_norm_bwd(v: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], w
     """-> gradients of x, residual, x1, weight, bias, weight1, bias1."""
     grads = _fake_add_norm_bwd(v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype,
                                eps, rms)
-    dx, dresidual, dx1, dweight, dbias, dweight1, dbias1 = grads
-    _ADD_NORM_BWD.run(place(v, weight, weight1, rowscale, dout, dout1, dsum), _RMS if rms else 0, R=v.shape[0], M=v.shape[1],
-                      eps=eps, v=v, rowscale=rowscale, weight=weight, weight1=weight1, dout=dout, dout1=dout1,
-                      dresidual_out=dsum, dx=dx, dx1=dx1, dresidual=dresidual, dweight=dweight, dbias=dbias,
-                      dweight1=dweight1, dbias1=dbias1)
+    _ADD_NORM_BWD.run((v, weight, weight1, rowscale, dout, dout1, dsum, *grads), _RMS if rms else 0, R=v.shape[0], M=v.shape[1], eps=eps)
     return grads
 
 
@@ -61,18 +57,24 @@ def _fake_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale, eps,
     return _like(x), None if weight1 is None else _like(x), _like(x, sum_dtype) if want_sum else None
 
 
+def _run_add_norm(call, *inputs):
+    outputs = _fake_add_norm(*inputs)
+    tensors = (*inputs[:8], *outputs)
+    if call.words is None:
+        x, eps, rms = inputs[0], *inputs[8:10]
+        call.pack(tensors, _RMS if rms else 0, R=x.shape[0], M=x.shape[1], eps=eps)
+    call.run(tensors)
+    return outputs
+
+
 @custom_op("add_norm", _fake_add_norm, setup=_setup_add_norm, backward=_add_norm_gradients)
 def _add_norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], residual: Optional[Tensor],
               x1: Optional[Tensor], weight1: Optional[Tensor], bias1: Optional[Tensor], rowscale: Optional[Tensor],
               eps: float, rms: bool, sum_in_fp32: bool, want_sum: bool) -> Tuple[Tensor, Tensor, Tensor]:
-    out, out1, total = _fake_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale, eps, rms, sum_in_fp32, want_sum)
-    _ADD_NORM.run(place(x, weight, bias, residual, x1, weight1, bias1, rowscale), _RMS if rms else 0, R=x.shape[0],
-                  M=x.shape[1], eps=eps, x=x, x1=x1, residual=residual, rowscale=rowscale, weight=weight, bias=bias,
-                  weight1=weight1, bias1=bias1, out=out, out1=out1, residual_out=total)
-    return out, out1, total
+    return _run_add_norm(Call(_ADD_NORM), x, weight, bias, residual, x1, weight1, bias1, rowscale, eps, rms, sum_in_fp32, want_sum)
 
 
-_apply_add_norm = differentiable("AddNorm", _add_norm, _setup_add_norm, _add_norm_gradients)
+_apply_add_norm = differentiable("AddNorm", _run_add_norm, _setup_add_norm, _add_norm_gradients)
 
 
 def _rows(t, width):
@@ -106,19 +108,26 @@ def _check_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale):
 def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
              prenorm=False, residual_in_fp32=False, is_rms_norm=False, return_dropout_mask=False):
     """y, or (y, y1) with weight1; with prenorm the sum is appended, with return_dropout_mask the masks."""
-    _check_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale)
-    shape, width = x.shape, x.shape[-1]
-    rows, rows1, residual = _rows(x, width), _rows(x1, width), _rows(residual, width)
-    rowscale, mask, mask1 = None if rowscale is None else rowscale.reshape(-1), None, None
+    inputs, shape, width, traced = (x, weight, bias, residual, x1, weight1, bias1, rowscale), x.shape, x.shape[-1], is_traced()
+    adds = prenorm or residual is not None or x1 is not None or rowscale is not None
+    options = (float(eps), bool(is_rms_norm), bool(residual_in_fp32), bool(adds))
+    key = None if traced else signature(inputs, options)
+    call = None if traced else _ADD_NORM.known.get(key)
+    if call is None:
+        _check_add_norm(*inputs)
+        call = None if traced else _ADD_NORM.keep(key, inputs, inputs)[0]
+    rows, rows1, residual, mask, mask1 = _rows(x, width), _rows(x1, width), _rows(residual, width), None, None
+    rowscale = None if rowscale is None else rowscale.reshape(-1)
     if dropout_p > 0.0:
         rows, mask = _drop(rows, dropout_p, rowscale)
-        rowscale = None
+        call, rowscale = Call(_ADD_NORM), None
         if rows1 is not None:
             rows1, mask1 = _drop(rows1, dropout_p, None)
-    tensors = (rows, weight, bias, residual, rows1, weight1, bias1)
-    adds = prenorm or any([t is not None for t in (residual, rows1, rowscale)])
-    run = _apply_add_norm if is_tracked(tensors) else _add_norm
-    out, out1, total = run(*tensors, rowscale, float(eps), is_rms_norm, residual_in_fp32, adds)
+    tensors = (rows, weight, bias, residual, rows1, weight1, bias1, rowscale)
+    if traced:
+        out, out1, total = _add_norm(*tensors, *options)
+    else:
+        out, out1, total = (_apply_add_norm if is_tracked(tensors) else _run_add_norm)(call, *tensors, *options)
     results = [_shaped(out, shape)]
     if weight1 is not None:
         results.append(_shaped(out1, shape))
@@ -156,10 +165,8 @@ def _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_
 def _gated_bwd(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], dout: Tensor, eps: float,
                group_size: int, rms: bool, norm_before_gate: bool) -> List[Tensor]:
     grads = _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
-    dx, dz, dweight, dbias = grads
-    _GATED_NORM_BWD.run(place(x, z, weight, bias, dout), _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1],
-                        group_size=group_size, eps=eps, x=x, z=z, weight=weight, bias=bias, dout=dout, dx=dx, dz=dz,
-                        dweight=dweight, dbias=dbias)
+    _GATED_NORM_BWD.run((x, z, weight, bias, dout, *grads), _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1],
+                        group_size=group_size, eps=eps)
     return grads
 
 
@@ -178,25 +185,42 @@ def _fake_gated(x, z, weight, bias, eps, group_size, rms, norm_before_gate):
     return _like(x)
 
 
+def _run_gated(call, x, z, weight, bias, eps, group_size, rms, norm_before_gate):
+    tensors = (x, z, weight, bias, _like(x))
+    if call.words is None:
+        call.pack(tensors, _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1], group_size=group_size, eps=eps)
+    call.run(tensors)
+    return tensors[4]
+
+
 @custom_op("gated_norm", _fake_gated, setup=_setup_gated, backward=_gated_gradients)
 def _gated(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], eps: float, group_size: int, rms: bool,
            norm_before_gate: bool) -> Tensor:
-    out = _like(x)
-    _GATED_NORM.run(place(x, z, weight, bias), _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1],
-                    group_size=group_size, eps=eps, x=x, z=z, weight=weight, bias=bias, out=out)
-    return out
+    return _run_gated(Call(_GATED_NORM), x, z, weight, bias, eps, group_size, rms, norm_before_gate)
 
 
-_apply_gated = differentiable("GatedNorm", _gated, _setup_gated, _gated_gradients)
+_apply_gated = differentiable("GatedNorm", _run_gated, _setup_gated, _gated_gradients)
+
+
+def _check_gated(x, z, weight, bias, group_size):
+    width = x.shape[-1]
+    assert width % group_size == 0, "group_size %d does not divide %d" % (group_size, width)
+    assert z is None or z.shape == x.shape, "z must have x's shape"
+    assert weight.shape == (width,) and (bias is None or bias.shape == (width,)), "weight and bias must be (%d)" % width
 
 
 def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_before_gate=True, is_rms_norm=False):
     """norm(x) weight + bias, gated by silu(z) after (or, with norm_before_gate=False, before) the norm."""
     shape, width = x.shape, x.shape[-1]
-    group_size = width if group_size is None else group_size
-    assert width % group_size == 0, "group_size %d does not divide %d" % (group_size, width)
-    assert z is None or z.shape == shape, "z must have x's shape"
-    assert weight.shape == (width,) and (bias is None or bias.shape == (width,)), "weight and bias must be (%d)" % width
-    args = (_rows(x, width), _rows(z, width), weight, bias, float(eps), group_size, is_rms_norm, norm_before_gate)
-    out = _apply_gated(*args) if is_tracked(args[:4]) else _gated(*args)
-    return _shaped(out, shape)
+    options = (float(eps), width if group_size is None else group_size, bool(is_rms_norm), bool(norm_before_gate))
+    if is_traced():
+        _check_gated(x, z, weight, bias, options[1])
+        return _shaped(_gated(_rows(x, width), _rows(z, width), weight, bias, *options), shape)
+    inputs = (x, z, weight, bias)
+    key = signature(inputs, options)
+    call = _GATED_NORM.known.get(key)
+    if call is None:
+        _check_gated(*inputs, options[1])
+        call, _ = _GATED_NORM.keep(key, inputs, inputs)
+    tensors = (_rows(x, width), _rows(z, width), weight, bias)
+    return _shaped((_apply_gated if is_tracked(tensors) else _run_gated)(call, *tensors, *options), shape)

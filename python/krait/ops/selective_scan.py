@@ -5,12 +5,13 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._call import Operator, place
-from .._torch import custom_op, differentiable, is_tracked, zeros_like
+from .._call import Call, Operator, signature
+from .._torch import custom_op, differentiable, is_traced, is_tracked, zeros_like
 
 ONE_GROUP = (1, 4)  # the axis of the groups of B and C, where there is one, may be left out of the shape
-_FORWARD = Operator("selective_scan", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
-_BACKWARD = Operator("selective_scan_bwd", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+_INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
+_FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+_BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 
 
@@ -28,25 +29,22 @@ def _n_sequences(cu_seqlens):
     return 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
+def _numbers(u, A, B, C, cu_seqlens):
+    b, d, length = u.shape
+    return dict(B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens))
+
+
 def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
     """The plain call, into given outputs."""
-    b, d, length = u.shape
-    _FORWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse), scan_flags(B, C, softplus, reverse, A_reverse),
-                 B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A,
-                 Bmat=B, Cmat=C, Dvec=D, z=z, delta_bias=delta_bias, initial_state=initial_state, seq_idx=seq_idx,
-                 cu_seqlens=cu_seqlens, A_reverse=A_reverse, out=out, last_state=last)
+    _FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
+                 scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
 
 
 def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
                  du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse):
     """The plain call, into given gradients (None: not computed)."""
-    b, d, length = u.shape
-    _BACKWARD.run(place(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast),
-                  scan_flags(B, C, softplus, reverse, A_reverse), B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C),
-                  S=_n_sequences(cu_seqlens), u=u, delta=delta, A=A, Bmat=B, Cmat=C, Dvec=D, z=z, delta_bias=delta_bias,
-                  initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, A_reverse=A_reverse, dout=dout, dlast_state=dlast, du=du,
-                  ddelta=ddelta, dA=dA, dB=dB, dC=dC, dDvec=dD, dz=dz, ddelta_bias=ddelta_bias, dinitial_state=dinitial,
-                  dA_reverse=dA_reverse)
+    _BACKWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, du, ddelta, dA, dB, dC, dD,
+                   dz, ddelta_bias, dinitial, dA_reverse), scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
 
 
 def _fake_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse):
@@ -85,17 +83,25 @@ def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, c
     return torch.empty_like(u), last
 
 
+def _run(call, *inputs):
+    out, last = _fake_forward(*inputs)
+    tensors = (*inputs[:12], out, last)
+    if call.words is None:
+        u, _, A, B, C, *_, cu_seqlens, A_reverse, softplus, reverse, _ = inputs
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+    call.run(tensors)
+    return out, last
+
+
 @custom_op("selective_scan", _fake_forward, setup=_setup, backward=_gradients)
 def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
              delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
              cu_seqlens: Optional[Tensor], A_reverse: Optional[Tensor], softplus: bool, reverse: bool,
              want_last: bool) -> Tuple[Tensor, Tensor]:
-    out, last = _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last)
-    run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last)
-    return out, last
+    return _run(Call(_FORWARD), u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last)
 
 
-_apply = differentiable("SelectiveScan", _forward, _setup, _gradients)
+_apply = differentiable("SelectiveScan", _run, _setup, _gradients)
 
 
 def _refuse(tensors):
@@ -135,20 +141,28 @@ def as_parameter(t, dtype):
     return t if dtype is torch.float32 else t.resolve_conj()
 
 
+def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
+    """The tensors as the operator takes them; complains about those that it does not."""
+    kind = torch.complex64 if A.is_complex() else torch.float32
+    A, *others = [t if t is None else as_parameter(t, kind) for t in (A, initial_states, A_reverse)]
+    B, C = [as_parameter(t, kind) if t.dim() == 2 else t for t in (B, C)]
+    D, delta_bias = [t if t is None else as_parameter(t, torch.float32) for t in (D, delta_bias)]
+    _check(u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1])
+    return u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
+
+
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
                    initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False, A_reverse=None):
     """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state.
     With A_reverse a second scan with it runs backwards in time and is added before D u and the gate."""
-    state_dtype = torch.complex64 if A.is_complex() else torch.float32
-    A = as_parameter(A, state_dtype)
-    D = D if D is None else as_parameter(D, torch.float32)
-    delta_bias = delta_bias if delta_bias is None else as_parameter(delta_bias, torch.float32)
-    B = as_parameter(B, state_dtype) if B.dim() == 2 else B
-    C = as_parameter(C, state_dtype) if C.dim() == 2 else C
-    initial_states = initial_states if initial_states is None else as_parameter(initial_states, state_dtype)
-    A_reverse = A_reverse if A_reverse is None else as_parameter(A_reverse, state_dtype)
-    _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
-    args = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse, bool(delta_softplus), reverse,
-            return_last_state)
-    result = (_apply if is_tracked(args[:12]) else _forward)(*args)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
+    options = (bool(delta_softplus), bool(reverse), bool(return_last_state))
+    if is_traced():
+        result = _forward(*_in_kind(*tensors), *options)
+        return result if return_last_state else result[0]
+    key = signature(tensors, options)
+    call = _FORWARD.known.get(key)
+    if call is None:
+        call, tensors = _FORWARD.keep(key, tensors, _in_kind(*tensors))
+    result = (_apply if is_tracked(tensors) else _run)(call, *tensors, *options)
     return result if return_last_state else result[0]
