@@ -4,7 +4,8 @@
 static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
 static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
-static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"}, gate_kernel = {"primeknet_layers", "kr_pk_gate"};
+static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
+static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 enum { POOL_THREADS = 256 }; /* as in primeknet_layers.cu */
@@ -120,9 +121,10 @@ static void gate_frequencies(pk_device_session *s, const pk_attention *a, const 
   const kr_primeknet *m = s->model;
   const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
   pk_launch_product(s, &both);
-  const pk_gate gate = {.n_rows = all_rows(s), .T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .k = (int32_t)a->k,
-                        .x = s->pair, .taps = pk_weight(s, a->taps), .bias = pk_weight(s, a->taps_bias), .out = s->g};
-  pk_launch(s, &gate_kernel, (kr_grid){.x = blocks_of(gate.n_rows * m->Cp / 4, 128), .block = 128}, &gate, sizeof gate);
+  const pk_gate gate = {.T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .k = (int32_t)a->k,
+                        .x = s->pair, .taps = pk_weight(s, a->taps), .bias = pk_weight(s, a->taps_bias), .zeros = s->zeros, .out = s->g};
+  const uint32_t per_row = (uint32_t)m->Cp / 4, side = KR_PK_GATE_THREADS / per_row;
+  pk_launch(s, gate.k == 3 ? &gate_3 : &gate_any, (kr_grid){.x = (uint32_t)s->T, .y = blocks_of(gate.F, side), .z = (uint32_t)s->n_items, .block = side * per_row}, &gate, sizeof gate);
 }
 
 /* The first product of all chunks at once, then the rest. */

@@ -50,27 +50,46 @@ KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
 }
 
-/* ---- the gate of the frequency stage's attention: a thread has four channels of a row ------------------------------- */
+/* ---- the gate of the frequency stage's attention ------------------------------------------------------------------------
+ * A thread has four channels of a row, a block some frequencies next to each other of one frame: neighbours' rows come from L1. */
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_gate(const pk_gate p) {
-  const int per_row = p.Cp / 4, before = p.causal ? p.k - 1 : (p.k - 1) / 2;
-  const int64_t row = thread_index() / per_row;
-  const int c = (int)(thread_index() % per_row) * 4;
-  if (row >= p.n_rows) return;
-  const int f = (int)(kr_divide((uint32_t)row, p.T) % (uint32_t)p.F);
-  kr_float4 a = load4(p.bias + c), b = load4(p.bias + p.Cp + c);
-  for (int i = 0; i < p.k; i++) {
-    const int at = f + i - before;
-    if (at < 0 || at >= p.F) continue;
-    const float *x = p.x + (row + (int64_t)(i - before) * p.T.by) * 2 * p.Cp, *taps = p.taps + (int64_t)i * 2 * p.Cp;
-    const kr_float4 xa = load4(x + c), xb = load4(x + p.Cp + c), ta = load4(taps + c), tb = load4(taps + p.Cp + c);
+KR_DEV void add_tap(kr_float4 &sum, const kr_float4 &tap, const kr_float4 &x) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) a.v[j] = kr_fma(ta.v[j], xa.v[j], a.v[j]), b.v[j] = kr_fma(tb.v[j], xb.v[j], b.v[j]);
+  for (int j = 0; j < 4; j++) sum.v[j] = kr_fma(tap.v[j], x.v[j], sum.v[j]);
+}
+
+/* K: the taps if known, so that all loads precede the first sum; 0: any number. */
+template <int K>
+KR_DEV void gate(const pk_gate &p) {
+  const int per_row = p.Cp / 4, taps = K ? K : p.k, before = p.causal ? taps - 1 : (taps - 1) / 2;
+  const int f = kr_block_y() * (kr_block_threads() / per_row) + kr_thread() / per_row, c = kr_thread() % per_row * 4;
+  if (f >= p.F) return;
+  const int64_t row = ((int64_t)kr_block_z() * p.F + f) * p.T.by + kr_block_x();
+  const float *x = p.x + row * 2 * p.Cp + c, *tap = p.taps + c;
+  kr_float4 a = load4(p.bias + c), b = load4(p.bias + p.Cp + c), xa[K ? K : 1], xb[K ? K : 1];
+  if (K) {
+#pragma unroll
+    for (int i = 0; i < K; i++) {
+      const bool within = f + i >= before && f + i - before < p.F;
+      const float *from = within ? x + (int64_t)(i - before) * p.T.by * 2 * p.Cp : p.zeros;
+      xa[i] = load4(from), xb[i] = load4(within ? from + p.Cp : p.zeros);
+    }
+#pragma unroll
+    for (int i = 0; i < K; i++) add_tap(a, load4(tap + i * 2 * p.Cp), xa[i]), add_tap(b, load4(tap + (i * 2 + 1) * p.Cp), xb[i]);
+  } else {
+    for (int i = 0; i < taps; i++) {
+      if (f + i < before || f + i - before >= p.F) continue;
+      const float *from = x + (int64_t)(i - before) * p.T.by * 2 * p.Cp;
+      add_tap(a, load4(tap + (int64_t)i * 2 * p.Cp), load4(from)), add_tap(b, load4(tap + (int64_t)(i * 2 + 1) * p.Cp), load4(from + p.Cp));
+    }
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) a.v[j] *= b.v[j];
   *(kr_float4 *)(p.out + row * p.Cp + c) = a;
 }
+
+KR_KERNEL void KR_BOUNDS(KR_PK_GATE_THREADS, 8) kr_pk_gate_3(const pk_gate p) { gate<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_PK_GATE_THREADS, 6) kr_pk_gate(const pk_gate p) { gate<0>(p); }
 
 /* ---- mean over a sequence, and the product behind it ------------------------------------------------------------------ */
 

@@ -74,12 +74,15 @@ typedef struct pk_moments {
   int32_t n_tiles, C;
 } pk_moments;
 
-/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. */
+enum { KR_PK_GATE_THREADS = 160 }; /* at most: as many frequencies as their rows' fours fit */
+
+/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. Grid: x frames, y groups of
+ * frequencies, z items. */
 typedef struct pk_gate {
-  int64_t n_rows; /* of all items */
   kr_divisor T;
   int32_t F, Cp, causal, k;
   const float *x, *taps, *bias; /* 2 Cp wide */
+  const float *zeros;           /* four */
   float *out;
 } pk_gate;
 
