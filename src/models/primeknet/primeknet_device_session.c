@@ -92,6 +92,9 @@ static float *place(layout *l, int64_t n_floats) {
   return at;
 }
 
+/* Four that are read, and one per block of first recurrent layers. */
+static int64_t n_zeros(const pk_device_session *s, int64_t n) { return 4 + n * s->model->config.F2; }
+
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
   const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T, flat = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
@@ -100,7 +103,8 @@ static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
   for (int i = 0; i < 3; i++) *pairs[i] = place(l, 2 * bins);
-  s->zeros = place(l, 4);
+  s->zeros = place(l, n_zeros(s, n));
+  s->progress = (int32_t *)(s->zeros + 4);
   s->x = place(l, half * m->Cp);
   s->partial = place(l, n * tiles * 3 * m->Cp);
   s->scale = place(l, n * m->Cp), s->shift = place(l, n * m->Cp);
@@ -159,7 +163,7 @@ static int32_t make_room(pk_device_session *s, int64_t n) {
   layout real = {.base = s->memory};
   place_all(&real, s, n);
   s->n_items = n;
-  return kr_cuda_fill(s->device->cuda, s->zeros, 0, 4 * sizeof(float), s->stream);
+  return kr_cuda_fill(s->device->cuda, s->zeros, 0, (size_t)n_zeros(s, n) * sizeof(float), s->stream);
 }
 
 /* As many windows as share most_bytes, in groups of equal size. */

@@ -55,6 +55,7 @@ struct pk_device_session {
   float *y, *g, *factors;                   /* stages; y and g like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
+  int32_t *progress;                        /* zeros between launches, behind the others */
   float *pair, *chunks;                     /* frequency: 2 Cp wide, n_kernels Cp wide */
   float *partial, *scale, *shift;           /* of the norm being measured: (n_items, Cp) */
   float *mask_scale, *mask_shift;           /* (n_items) */

@@ -120,12 +120,15 @@ typedef struct pk_ssm {
   int32_t T, E, Ep, R, N, Xp, dt_ld;
 } pk_ssm;
 
+/* One recurrent layer, or two at once: then blocks n_blocks.. have the second one, and its gates are made in the place of the first one's. */
 typedef struct pk_recurrence {
-  const float *gates; /* (sequences, T, G Hp): the input's part */
-  const float *w, *bias;
-  float *out;         /* (sequences, T, Hp) */
+  float *gates; /* (sequences, T, G Hp): the input's part */
+  const float *w[2], *bias[2];
+  const float *next_w, *next_bias; /* the second layer's input */
+  int32_t *progress;               /* a zero per first block, zero again afterwards: frames for the second layer */
+  float *out;                      /* (sequences, T, Hp) */
   int64_t n_sequences;
-  int32_t T, Hp, G, Np; /* G 3: GRU, 4: LSTM */
+  int32_t T, Hp, G, Np, n_blocks; /* G 3: GRU, 4: LSTM */
 } pk_recurrence;
 
 /* From the spectrum to planes and back, and the decoders' last steps. */
