@@ -4,7 +4,7 @@
 static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
 static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
-static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_8"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_16"}};
+static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_8"}};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
 static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
@@ -80,19 +80,17 @@ static pk_recurrence recurrence_of(const pk_device_session *s, const pk_recurren
 
 static int is_tensor(const pk_device_session *s) { return s->model->Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE; }
 
-/* Two layers in one launch where all their blocks run at once, as few sequences to a block as then fit. Returns whether it did: the second
- * layer's input is a product of float16 weights, as all of them are then. */
+/* Two layers in one launch: at once, where all their blocks find room. Returns whether it did: the second layer's input is a product of
+ * float16 weights, as all of them are then. */
 static int run_two_layers(pk_device_session *s, const pk_recurrent *net, int64_t layer) {
+  if (!is_tensor(s) || !s->device->halves || layer + 1 >= s->model->config.layers) return 0;
   pk_recurrence r = recurrence_of(s, net, layer);
-  const int64_t most_blocks = kr_cuda_info(s->device->cuda)->n_multiprocessors / 2;
-  int log_own = 0;
-  while (log_own < 3 && (r.n_sequences + (4 << log_own) - 1) / (4 << log_own) > most_blocks) log_own++;
-  if (!is_tensor(s) || !s->device->halves || layer + 1 >= s->model->config.layers || log_own == 3) return 0;
-  r.n_blocks = (int32_t)blocks_of(r.n_sequences, 4 << log_own);
+  const int many = r.n_sequences > 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
+  r.n_blocks = (int32_t)blocks_of(r.n_sequences, many ? 8 : 4);
   r.w[1] = pk_weight(s, net->hidden[layer + 1].data), r.bias[1] = pk_weight(s, net->hidden[layer + 1].bias);
   r.next_w = pk_weight(s, net->input[layer + 1].data), r.next_bias = pk_weight(s, net->input[layer + 1].bias);
   r.progress = s->progress;
-  pk_launch(s, &recurrence_two[log_own], (kr_grid){.x = 2 * (uint32_t)r.n_blocks, .block = 256}, &r, sizeof r);
+  pk_launch(s, &recurrence_two[many], (kr_grid){.x = 2 * (uint32_t)r.n_blocks, .block = 512}, &r, sizeof r);
   return 1;
 }
 
@@ -101,7 +99,7 @@ static void run_layer(pk_device_session *s, const pk_recurrent *net, int64_t lay
   const int64_t most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
   if (is_tensor(s)) {
     const int many = r.n_sequences > 2 * most_blocks;
-    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(r.n_sequences, many ? 8 : 4), .block = 256}, &r, sizeof r);
+    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(r.n_sequences, many ? 8 : 4), .block = 512}, &r, sizeof r);
   } else if (r.Hp == 64) {
     const int log_group = r.n_sequences <= most_blocks ? 0 : r.n_sequences <= 2 * most_blocks ? 1 : 2;
     pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(r.n_sequences, 1 << log_group), .block = 256}, &r, sizeof r);

@@ -36,30 +36,30 @@ KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* States of a block's 4 OWN sequences. One plane: columns 0-3 are the high parts, 4-7 the low ones. More: eight sequences' high
- * parts, then their low ones. */
+/* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high parts, then one
+ * of low ones. */
 template <int OWN>
 struct states {
   uint32_t words[OWN * PLANE];
 };
 
-/* weights times a plane; both add to what is there. */
-KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *plane, float (&sums)[2][4]) {
-  const int at = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3);
+/* Adds weights times eight columns; column: this lane's, and its first word of it. */
+KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float (&sums)[2][4]) {
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) mma(sums[i], w[k][i], plane[at + k * 8], plane[at + k * 8 + 4]);
+    for (int i = 0; i < 2; i++) mma(sums[i], w[k][i], column[k * 8], column[k * 8 + 4]);
 }
 
-/* The gates of a unit in this thread's sequences from its states: [sequence][gate]. The product of both low parts is left out where it
- * costs an instruction, and without LOW that of the weights' low parts. */
-template <int OWN, int LOW>
+/* The recurrent part of the gates of a unit in this thread's sequences: [sequence][gate]. EXACT: as float32 would have it, but for
+ * the product of both low parts; else weights are their high parts. */
+template <int OWN, int EXACT>
 KR_DEV void unit_gates(const fragments &w, const states<OWN> &h, const float (&bias)[4], float (&gates)[OWN][4]) {
+  const uint32_t *column = h.words + (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3);
+  float sums[2][4] = {}, more[2][4] = {}, rest[2][4] = {};
+  multiply(w.high, column, sums);
+  if (EXACT) multiply(w.low, column, more);
   if (OWN == 1) {
-    float sums[2][4] = {}, more[2][4] = {};
-    multiply(w.high, h.words, sums);
-    if (LOW) multiply(w.low, h.words, more);
     const int second = kr_thread() & 2; /* has low parts: columns 2 q - 4 and 2 q - 3 */
 #pragma unroll
     for (int g = 0; g < 4; g++) {
@@ -67,15 +67,9 @@ KR_DEV void unit_gates(const fragments &w, const states<OWN> &h, const float (&b
       gates[0][g] = kr_select(second, odd, even) + kr_shuffle_xor(kr_select(second, even, odd), 2) + bias[g];
     }
   } else {
+    multiply(w.high, column + PLANE, rest);
 #pragma unroll
-    for (int j = 0; j < OWN; j += 2) {
-      const uint32_t *high = h.words + j * PLANE;
-      float sums[2][4] = {}, more[2][4] = {}, rest[2][4] = {};
-      multiply(w.high, high, sums);
-      if (LOW) multiply(w.low, high, more), multiply(w.high, high + PLANE, rest);
-#pragma unroll
-      for (int n = 0; n < 8; n++) gates[j + n % 2][n / 2] = sums[n / 4][n % 4] + (more[n / 4][n % 4] + rest[n / 4][n % 4]) + bias[n / 2];
-    }
+    for (int n = 0; n < 8; n++) gates[n % 2][n / 2] = sums[n / 4][n % 4] + (more[n / 4][n % 4] + rest[n / 4][n % 4]) + bias[n / 2];
   }
 }
 
@@ -83,67 +77,56 @@ KR_DEV void unit_gates(const fragments &w, const states<OWN> &h, const float (&b
 template <int OWN>
 KR_DEV int sequence_of(int j) {
   const int q = kr_thread() & 3;
-  return OWN == 1 ? (q & 1) * 2 + (q >> 1) : j / 2 * COLUMNS + q * 2 + j % 2;
+  return OWN == 1 ? (q & 1) * 2 + (q >> 1) : q * 2 + j;
 }
 
 template <int OWN>
 KR_DEV void store_state(states<OWN> &h, int j, int unit, float state) {
   uint32_t high, low;
   split(state, &high, &low);
-  uint16_t *at = (uint16_t *)(h.words + j / 2 * 2 * PLANE) + sequence_of<OWN>(j) % COLUMNS * 2 * STATE_PITCH + unit;
+  uint16_t *at = (uint16_t *)h.words + sequence_of<OWN>(j) * 2 * STATE_PITCH + unit;
   at[0] = (uint16_t)high;
   at[OWN == 1 ? 4 * 2 * STATE_PITCH : 2 * PLANE] = (uint16_t)low;
 }
 
 /* ---- frames on their way ------------------------------------------------------------------------------------------------- */
 
-enum { GATE_PITCH = 4 * H + 4, PUBLISHED = 16 }; /* frames between two messages to the second layer */
+/* A block's threads: 256 have a unit of each of its sequences, as many bring frames and, in a first layer, make the second one's gates. */
+enum { THREADS = 256, GATE_PITCH = 4 * H + 4, AHEAD = 4, CHUNK = 16 }; /* CHUNK: frames between two messages to the second layer */
+
 template <int OWN>
 struct __attribute__((aligned(16))) frame {
   float gates[4 * OWN * GATE_PITCH];
 };
 
-/* A block's shared memory, at most 48 KiB. */
 template <int OWN>
 struct room {
-  enum { AHEAD = OWN == 4 ? 2 : 4 };
   frame<OWN> frames[AHEAD];
-  states<OWN> h[2];
+  states<OWN> h[4]; /* before frame t: t % 4, and what the second layer's gates still need */
 };
 
 /* A sequence that does not exist is read as the first one. */
 template <int OWN>
 KR_DEV void fetch(const pk_recurrence &p, int64_t first, int t, frame<OWN> &to) {
-  enum { SEQUENCES = 4 * OWN };
-  const int per_row = p.G * (H / 4), s = kr_thread() / (256 / SEQUENCES);
+  enum { SEQUENCES = 4 * OWN, PER_SEQUENCE = THREADS / SEQUENCES };
+  const int per_row = p.G * (H / 4), thread = kr_thread() % THREADS, s = thread / PER_SEQUENCE;
   const float *from = p.gates + ((first + s < p.n_sequences ? first + s : 0) * p.T + t) * per_row * 4;
 #pragma unroll
-  for (int i = kr_thread() % (256 / SEQUENCES); i < H; i += 256 / SEQUENCES)
+  for (int i = thread % PER_SEQUENCE; i < H; i += PER_SEQUENCE)
     if (i < per_row) kr_copy16(to.gates + s * GATE_PITCH + i * 4, from + i * 4);
 }
 
-KR_DEV void publish(int32_t *progress, int frames) { asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(progress), "r"(frames) : "memory"); }
-
-/* Waits until the first layer has made frames up to t; returns how many it has. */
-KR_DEV int await(const int32_t *progress, int t) {
-  int frames;
-  do asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(frames) : "l"(progress) : "memory");
-  while (frames <= t);
-  return frames;
+/* What the threads that bring frames have stored, as one message. */
+KR_DEV void publish(int32_t *progress, int frames) {
+  asm volatile("bar.sync 1, 256;" : : : "memory");
+  if (kr_thread() == THREADS) asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(progress), "r"(frames) : "memory");
 }
 
-/* The second layer's gates of frame t take the place of the first one's, which have been read. */
-template <int OWN>
-KR_DEV void store_gates(const pk_recurrence &p, int64_t first, int t, int unit, const float (&gates)[OWN][4]) {
-#pragma unroll
-  for (int j = 0; j < OWN; j++) {
-    const int64_t sequence = first + sequence_of<OWN>(j);
-    float *to = p.gates + ((sequence * p.T + t) * p.G) * H + unit;
-    if (sequence >= p.n_sequences) continue;
-#pragma unroll
-    for (int g = 0; g < 4; g++)
-      if (g < p.G) to[g * H] = gates[j][g];
-  }
+/* Waits until the first layer has made that many frames. */
+KR_DEV void await(const int32_t *progress, int frames) {
+  int made;
+  do asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(made) : "l"(progress) : "memory");
+  while (made < frames);
 }
 
 KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float (&bias)[4]) {
@@ -151,81 +134,107 @@ KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float
   for (int g = 0; g < 4; g++) bias[g] = g < p.G ? from[g * H + unit] : 0.0f;
 }
 
-/* ---- a layer -------------------------------------------------------------------------------------------------------------- */
+/* The second layer's gates take the place of the first one's, which have been read. Eight columns are the high parts of all sequences in
+ * 2 / OWN frames from `base` on; a thread has two of them. */
+template <int OWN>
+KR_DEV void make_gates(const pk_recurrence &p, int64_t first, int base, const fragments &w, const float (&bias)[4], const room<OWN> &shared) {
+  enum { SEQUENCES = 4 * OWN };
+  const int lane = kr_thread() & 31, mine = lane / 4, unit = kr_thread() % THREADS / 4, frame = base + (lane & 3) * 2 / SEQUENCES;
+  const int64_t sequence = first + (lane & 3) * 2 % SEQUENCES;
+  float sums[2][4] = {};
+  multiply(w.high, shared.h[base + mine / SEQUENCES + 1 & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3), sums);
+  float *to = p.gates + (sequence * p.T + frame) * p.G * H + unit;
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    if (n / 2 < p.G && frame < p.T && sequence + n % 2 < p.n_sequences) to[(n % 2 * (int64_t)p.T * p.G + n / 2) * H] = sums[n / 4][n % 4] + bias[n / 2];
+}
+
+/* ---- a layer: both halves of the block meet before every frame and after the last one --------------------------------------- */
 
 enum { ALONE, FIRST, SECOND };
 
-/* A thread has one unit of OWN sequences. As FIRST the block also makes the second layer's gates, of the frame before; as SECOND it goes
- * on where those are there. Columns without a sequence repeat the first one. */
 template <int OWN, int ROLE>
-KR_DEV void recurrence(const pk_recurrence &p, int block, room<OWN> &shared) {
-  enum { AHEAD = room<OWN>::AHEAD };
-  states<OWN> *const h = shared.h;
-  frame<OWN> *const frames = shared.frames;
+KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4;
-  const int64_t first = (int64_t)block * 4 * OWN;
-  int32_t *const progress = p.progress + block;
-  float state[OWN] = {}, cell[OWN] = {}, bias[4], next_bias[4];
-  fragments w, next;
+  float state[OWN] = {}, cell[OWN] = {}, bias[4];
+  fragments w;
   load_weights(p, p.w[ROLE == SECOND], unit, w);
   load_bias(p, p.bias[ROLE == SECOND], unit, bias);
-  if (ROLE == FIRST) load_weights(p, p.next_w, unit, next), load_bias(p, p.next_bias, unit, next_bias);
-  for (int i = kr_thread(); i < OWN * PLANE; i += 256) h[0].words[i] = h[1].words[i] = 0;
-  int ready = ROLE == SECOND ? await(progress, p.T < AHEAD - 1 ? p.T - 1 : AHEAD - 2) : p.T;
+  for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
+#pragma unroll 1
+  for (int t = 0; t < p.T; t++) {
+    float own[OWN][4];
+    kr_sync();
+    unit_gates<OWN, ROLE == ALONE>(w, shared.h[t & 3], bias, own);
 #pragma unroll
-  for (int i = 0; i < AHEAD - 1; i++) {
-    if (i < p.T) fetch(p, first, i, frames[i]);
+    for (int j = 0; j < OWN; j++) {
+      const float *gates = shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit;
+      const float in[4] = {gates[0], gates[H], gates[2 * H], p.G == 4 ? gates[3 * H] : 0.0f};
+      recurrent_unit(p.G, in, own[j], 1, &state[j], &cell[j]);
+      store_state(shared.h[t + 1 & 3], j, unit, state[j]);
+      if (ROLE != FIRST && first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
+    }
+  }
+  kr_sync();
+}
+
+/* As FIRST also the second layer's gates, of the last frames; as SECOND not before those are there. */
+template <int OWN, int ROLE>
+KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, int32_t *progress, room<OWN> &shared) {
+  enum { FRAMES = 2 / OWN };
+  float bias[4];
+  fragments w;
+  if (ROLE == FIRST) load_weights(p, p.next_w, kr_thread() % THREADS / 4, w), load_bias(p, p.next_bias, kr_thread() % THREADS / 4, bias);
+  for (int t = 0; t < AHEAD - 1; t++) {
+    if (ROLE == SECOND && t == 0) await(progress, p.T < AHEAD - 1 ? p.T : AHEAD - 1);
+    if (t < p.T) fetch(p, first, t, shared.frames[t]);
     kr_commit_copies();
   }
 #pragma unroll 1
-  for (int t = 0; t < p.T; t++) {
-    float own[OWN][4], after[OWN][4];
-    if (ROLE == SECOND && t + AHEAD - 1 < p.T && ready <= t + AHEAD - 1) ready = await(progress, t + AHEAD - 1);
-    kr_copied<AHEAD - 2>();
-    kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
-    if (ROLE == FIRST && t % PUBLISHED == 1 && kr_thread() == 0) publish(progress, t - 1);
-    if (t + AHEAD - 1 < p.T) fetch(p, first, t + AHEAD - 1, frames[(t + AHEAD - 1) % AHEAD]);
-    kr_commit_copies();
-    unit_gates<OWN, 1>(w, h[t & 1], bias, own);
-    if (ROLE == FIRST) unit_gates<OWN, 0>(next, h[t & 1], next_bias, after);
-#pragma unroll
-    for (int j = 0; j < OWN; j++) {
-      const float *gates = frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit;
-      const float in[4] = {gates[0], gates[H], gates[2 * H], p.G == 4 ? gates[3 * H] : 0.0f};
-      recurrent_unit(p.G, in, own[j], 1, &state[j], &cell[j]);
-      store_state(h[~t & 1], j, unit, state[j]);
-      if (ROLE != FIRST && first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
+  for (int t0 = 0; t0 < p.T; t0 += CHUNK) {
+    const int end = t0 + CHUNK < p.T ? t0 + CHUNK : p.T;
+    if (ROLE == SECOND) await(progress, end + AHEAD - 1 < p.T ? end + AHEAD - 1 : p.T);
+#pragma unroll 1
+    for (int t = t0; t < end; t++) {
+      kr_copied<AHEAD - 2>();
+      kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
+      if (t + AHEAD - 1 < p.T) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
+      kr_commit_copies();
+      if (ROLE == FIRST && t && t % FRAMES == 0) make_gates(p, first, t - FRAMES, w, bias, shared);
     }
-    if (ROLE == FIRST && t) store_gates(p, first, t - 1, unit, after);
+    if (ROLE == FIRST) publish(progress, (end - 1) / FRAMES * FRAMES);
   }
   kr_sync();
   if (ROLE == FIRST) {
-    float after[OWN][4];
-    unit_gates<OWN, 0>(next, h[p.T & 1], next_bias, after);
-    store_gates(p, first, p.T - 1, unit, after);
-    kr_sync();
-    if (kr_thread() == 0) publish(progress, p.T);
-  } else if (ROLE == SECOND && kr_thread() == 0) {
+    make_gates(p, first, (p.T - 1) / FRAMES * FRAMES, w, bias, shared);
+    publish(progress, p.T);
+  } else if (ROLE == SECOND && kr_thread() == THREADS) {
     *progress = 0; /* as the next launch needs it */
   }
 }
 
-/* First layers come first, so that whoever waits waits for blocks that run. */
-template <int OWN>
-KR_DEV void two_layers(const pk_recurrence &p) {
-  KR_SHARED room<OWN> shared;
-  if (kr_block_x() < p.n_blocks) recurrence<OWN, FIRST>(p, kr_block_x(), shared);
-  else recurrence<OWN, SECOND>(p, kr_block_x() - p.n_blocks, shared);
+template <int OWN, int ROLE>
+KR_DEV void layer(const pk_recurrence &p, int block, room<OWN> &shared) {
+  const int64_t first = (int64_t)block * 4 * OWN;
+  if (kr_thread() < THREADS) step_units<OWN, ROLE>(p, first, shared);
+  else bring_frames<OWN, ROLE>(p, first, p.progress + block, shared);
 }
 
 template <int OWN>
 KR_DEV void one_layer(const pk_recurrence &p) {
   KR_SHARED room<OWN> shared;
-  recurrence<OWN, ALONE>(p, kr_block_x(), shared);
+  layer<OWN, ALONE>(p, kr_block_x(), shared);
 }
 
-KR_KERNEL void KR_BOUNDS(256, 1) kr_pk_recurrence_64_tensor_4(const pk_recurrence p) { one_layer<1>(p); }
-KR_KERNEL void KR_BOUNDS(256, 1) kr_pk_recurrence_64_tensor_8(const pk_recurrence p) { one_layer<2>(p); }
-KR_KERNEL void KR_BOUNDS(256, 1) kr_pk_recurrence_64_two_4(const pk_recurrence p) { two_layers<1>(p); }
-KR_KERNEL void KR_BOUNDS(256, 1) kr_pk_recurrence_64_two_8(const pk_recurrence p) { two_layers<2>(p); }
-KR_KERNEL void KR_BOUNDS(256, 1) kr_pk_recurrence_64_two_16(const pk_recurrence p) { two_layers<4>(p); }
+/* First layers come first: who waits, waits for blocks that run. */
+template <int OWN>
+KR_DEV void two_layers(const pk_recurrence &p) {
+  KR_SHARED room<OWN> shared;
+  if (kr_block_x() < p.n_blocks) layer<OWN, FIRST>(p, kr_block_x(), shared);
+  else layer<OWN, SECOND>(p, kr_block_x() - p.n_blocks, shared);
+}
+
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_4(const pk_recurrence p) { one_layer<1>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_8(const pk_recurrence p) { one_layer<2>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_two_4(const pk_recurrence p) { two_layers<1>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_two_8(const pk_recurrence p) { two_layers<2>(p); }
