@@ -13,8 +13,8 @@ extern "C" {
 typedef struct krait_model krait_model;
 typedef struct krait_session krait_session;
 
-/* Of products on a GPU. float32 inputs are rounded to TF32's 10 bits by tensor cores (about 3e-4 relative), as PyTorch's convolutions do;
- * GPUs before Ampere and CPUs compute in float32 in any case. */
+/* Of products on a GPU. TF32: factors are rounded to its 10 bits of mantissa for tensor cores (about 3e-4 relative), as PyTorch's convolutions
+ * do, but go through float16, whose range ends at 65504. GPUs before Ampere and CPUs compute in float32 in any case. */
 enum { KRAIT_PRECISION_DEFAULT = 0, /* TF32 where the GPU has it */ KRAIT_PRECISION_FP32 = 1, KRAIT_PRECISION_TF32 = 2 };
 
 typedef struct krait_model_options {
