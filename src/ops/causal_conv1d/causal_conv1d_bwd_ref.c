@@ -19,9 +19,9 @@ static double input(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
   return kr_has(&a->initial_states) ? kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, t + a->W - 1)) : 0;
 }
 
-/* Whether the input of time `from` reaches the output of time t. */
+/* Whether the input of time `from` reaches the output of time t: a negative sequence's outputs are 0, whatever its inputs. */
 static int connected(const bwd_args *a, int64_t b, int64_t from, int64_t t) {
-  return !kr_has(&a->seq_idx) || (from >= 0 && sequence(a, b, from) == sequence(a, b, t));
+  return !kr_has(&a->seq_idx) || (from >= 0 && sequence(a, b, t) >= 0 && sequence(a, b, from) == sequence(a, b, t));
 }
 
 static double before_activation(const bwd_args *a, int64_t b, int64_t d, int64_t t) {

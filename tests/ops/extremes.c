@@ -1,0 +1,275 @@
+/* extremes.c: what the checker's random calls do not draw, for every operator: NaN or infinity among the inputs, elements more than
+ * 2^31 apart, outputs that are inputs. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "../test.h"
+#include "case.h"
+#include "conditioning.h"
+#include "op_list.h"
+#include "view.h"
+
+static krait_ctx *open_ctx(int n_threads) {
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
+static size_t bytes_of(kr_case *c, const kr_case_tensor *t) { return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype); }
+static int is_float(kr_case *c, const kr_case_tensor *t) { return view_of(c, t)->dtype != KRAIT_I32; }
+
+static void keep_outputs(kr_case *c) {
+  for (int i = 0; i < c->n_tensors; i++) memcpy(c->tensors[i].expected, c->tensors[i].storage, bytes_of(c, &c->tensors[i]));
+}
+
+/* ---- NaN and infinity ---- */
+
+/* A filter's taps meet the zeros around a sequence, and decays the empty state before it, or they do not: both are right. */
+static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) {
+  const int is_tap = strcmp(t->name, "conv_weight") == 0 || (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0), is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
+  return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
+}
+
+/* One element of one input, as a reset will bring it. Returns the tensor's name. */
+static const char *plant(kr_case *c, const kr_op *op, double value) {
+  kr_case_tensor *t;
+  do t = &c->tensors[kr_case_int(c, 0, c->n_tensors - 1)];
+  while (!may_be_planted(c, op, t));
+  krait_view initial = *view_of(c, t);
+  initial.data = t->initial + ((unsigned char *)initial.data - t->storage);
+  const int64_t at = kr_tensor_offset(t, &initial, kr_case_int(c, 0, kr_tensor_elements(t) - 1));
+  if (initial.dtype == KRAIT_C64) ((float *)initial.data)[2 * at] = (float)value;
+  else kr_put(&initial, at, value);
+  return t->name;
+}
+
+/* A decay that float32 rounds to 0 makes NaN of an infinite state. */
+static int same_kind(double got, double want) { return isfinite(got) == isfinite(want); }
+
+static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const char *planted, int64_t index) {
+  for (int i = 0; i < c->n_tensors; i++) {
+    const kr_case_tensor *t = &c->tensors[i];
+    krait_view got = *view_of(c, t), want = got;
+    want.data = t->expected + ((unsigned char *)got.data - t->storage);
+    const int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
+    for (int64_t k = 0; t->role & KR_OUT && k < kr_tensor_elements(t) * n_parts; k++) {
+      const int64_t at = kr_tensor_offset(t, &got, k / n_parts);
+      const double g = kr_tensor_part(&got, at, (int)(k % n_parts)), w = kr_tensor_part(&want, at, (int)(k % n_parts));
+      if (!same_kind(g, w)) fail_msg("%s, row %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name, row->name, (int)index, planted, t->name, (int)(k / n_parts), g, w);
+    }
+  }
+}
+
+static int has_tensor(const kr_case *c, const char *name) {
+  for (int i = 0; i < c->n_tensors; i++)
+    if (strcmp(c->tensors[i].name, name) == 0) return 1;
+  return 0;
+}
+
+/* Without an output's gradient there are zeros for NaN to meet, or nothing. */
+static int is_whole(const kr_case *c, const kr_op *op) {
+  return !strstr(op->name, "_bwd") || (has_tensor(c, "dout") && has_tensor(c, "dout1") == has_tensor(c, "weight1"));
+}
+
+static void spread(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t index, double value) {
+  assert_int_equal(kr_case_open(c, op, 31, index), KRAIT_OK);
+  const char *planted = plant(c, op, value);
+  kr_case_reset(c);
+  assert_int_equal(kr_case_run_on_host(ctx, c, &op->rows[op->n_rows - 1]), KRAIT_OK);
+  keep_outputs(c);
+  for (int i = 0; i < op->n_rows - 1 && is_whole(c, op); i++) {
+    const kr_row *row = &op->rows[i];
+    if ((row->needs & ctx->caps) != row->needs || (row->refuse && row->refuse(ctx, c->args))) continue;
+    kr_case_reset(c);
+    assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    compare_kinds(c, op, row, planted, index);
+  }
+  kr_case_close(c);
+}
+
+static void nan_spreads_as_in_the_reference(void **state) {
+  (void)state;
+  krait_ctx *ctx = open_ctx(2);
+  kr_case *c = malloc(sizeof *c);
+  for (int32_t i = 0; i < kr_n_ops; i++)
+    for (int64_t index = 0; index < 120; index++) spread(ctx, kr_ops[i], c, index, NAN);
+  free(c);
+  krait_ctx_close(&ctx);
+}
+
+/* Where nothing but the planted value can overflow. */
+static void infinity_spreads_as_in_the_reference(void **state) {
+  (void)state;
+  static const char *const names[] = {"causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "state_update", "gemm"};
+  krait_ctx *ctx = open_ctx(2);
+  kr_case *c = malloc(sizeof *c);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (int64_t index = 0; index < 120; index++) spread(ctx, kr_op_find(names[i]), c, index, index % 2 ? INFINITY : -INFINITY);
+  free(c);
+  krait_ctx_close(&ctx);
+}
+
+static void nan_stays_in_its_sequence(void **state) {
+  (void)state;
+  enum { L = 24, D = 9, N = 5 };
+  float u[D * L], delta[D * L], B[N * L], A[D * N], out[D * L], scratch[1 << 15];
+  int32_t indices[L];
+  for (int i = 0; i < D * L; i++) u[i] = sinf((float)i), delta[i] = 0.3f;
+  for (int i = 0; i < N * L; i++) B[i] = cosf((float)i);
+  for (int i = 0; i < D * N; i++) A[i] = -1;
+  for (int t = 0; t < L; t++) indices[t] = t / 8;
+  u[2 * L + 9] = NAN;       /* channel 2, sequence 1 */
+  u[3 * L + 10] = INFINITY; /* channel 3, sequence 1 */
+  krait_ctx *ctx = open_ctx(1);
+  krait_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch}, .B = 1, .D = D, .L = L, .N = N, .G = 1};
+  a.u = (krait_view){.data = u, .stride = {0, L, 1}};
+  a.delta = (krait_view){.data = delta, .stride = {0, L, 1}};
+  a.out = (krait_view){.data = out, .stride = {0, L, 1}};
+  a.A = (krait_view){.data = A, .stride = {N, 1}};
+  a.Bmat = a.Cmat = (krait_view){.data = B, .stride = {0, 0, L, 1}};
+  a.seq_idx = (krait_view){.data = indices, .stride = {0, 1}, .dtype = KRAIT_I32};
+  assert_int_equal(krait_selective_scan(ctx, &a), KRAIT_OK);
+  for (int d = 0; d < D; d++)
+    for (int t = 0; t < L; t++) {
+      int touched = (d == 2 && t >= 9 && t < 16) || (d == 3 && t >= 10 && t < 16);
+      if (touched != !isfinite(out[d * L + t])) fail_msg("out[%d][%d] is %g", d, t, (double)out[d * L + t]);
+    }
+  krait_ctx_close(&ctx);
+}
+
+/* ---- far strides ---- */
+
+static const int64_t far = (1ll << 31) + 1000;
+
+typedef struct field {
+  float *memory;
+  size_t bytes;
+} field;
+
+static int dim_of_two(const kr_case_tensor *t) {
+  for (int i = 0; i < t->n_dims; i++)
+    if (t->shape[i] == 2) return i;
+  return -1;
+}
+
+static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view *to, const krait_view *from) {
+  const size_t bytes = krait_dtype_bytes(view_of(c, t)->dtype);
+  for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
+    memcpy((unsigned char *)to->data + (size_t)kr_tensor_offset(t, to, i) * bytes, (unsigned char *)from->data + (size_t)kr_tensor_offset(t, from, i) * bytes, bytes);
+}
+
+/* The case once more with one tensor spread out; every output must come out bit for bit. Returns whether it was run. */
+static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t, const field *f) {
+  const int dim = dim_of_two(t);
+  krait_view *view = view_of(c, t), near = *view, distant = near;
+  if (dim < 0 || !is_float(c, t) || near.dtype == KRAIT_C64) return 0;
+  distant.data = f->memory;
+  distant.stride[dim] = far;
+  kr_case_reset(c);
+  copy_elements(c, t, &distant, &near);
+  *view = distant;
+  assert_int_equal(op->check(c->args), KRAIT_OK);
+  if (!(row->refuse && row->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+  *view = near;
+  if (t->role & KR_OUT) copy_elements(c, t, &near, &distant);
+  madvise(f->memory, f->bytes, MADV_DONTNEED);
+  return 1;
+}
+
+static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_case *c, const field *f) {
+  int n = 0;
+  for (int64_t index = 0; index < 30; index++) {
+    assert_int_equal(kr_case_open(c, op, 41, index), KRAIT_OK);
+    const int refused = row->refuse && row->refuse(ctx, c->args);
+    if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    keep_outputs(c);
+    for (int i = 0; i < c->n_tensors && !refused; i++) {
+      if (!run_far(ctx, c, op, row, &c->tensors[i], f)) continue;
+      n++;
+      for (int k = 0; k < c->n_tensors; k++)
+        if (c->tensors[k].role & KR_OUT && memcmp(c->tensors[k].expected, c->tensors[k].storage, bytes_of(c, &c->tensors[k])) != 0)
+          fail_msg("%s, row %s, case %d: %s differs where %s is spread out", op->name, row->name, (int)index, c->tensors[k].name, c->tensors[i].name);
+    }
+    kr_case_close(c);
+  }
+  if (!n) fail_msg("%s, row %s: no case could be spread out", op->name, row->name);
+}
+
+/* In memory that is reserved but hardly touched. */
+static void elements_beyond_two_to_the_31(void **state) {
+  (void)state;
+  field f = {.bytes = (size_t)(far + (1 << 24)) * sizeof(float)};
+  f.memory = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (f.memory == MAP_FAILED) skip();
+  krait_ctx *ctx = open_ctx(2);
+  kr_case *c = malloc(sizeof *c);
+  for (int32_t i = 0; i < kr_n_ops; i++)
+    for (int k = 0; k < kr_ops[i]->n_rows; k++)
+      if ((kr_ops[i]->rows[k].needs & ctx->caps) == kr_ops[i]->rows[k].needs) far_cases(ctx, kr_ops[i], &kr_ops[i]->rows[k], c, &f);
+  free(c);
+  krait_ctx_close(&ctx);
+  munmap(f.memory, f.bytes);
+}
+
+/* ---- in place ---- */
+
+typedef struct pair {
+  const char *op;
+  size_t in, out;
+} pair;
+#define PAIR(type, in, out) {#type, offsetof(krait_##type##_args, in), offsetof(krait_##type##_args, out)}
+
+static const pair pairs[] = {PAIR(causal_conv1d, x, out), PAIR(causal_conv1d_update, x, out), PAIR(selective_scan, u, out), PAIR(selective_scan, z, out), PAIR(add_norm, x, out), PAIR(add_norm, residual, residual_out)};
+
+static const kr_case_tensor *tensor_at(const kr_case *c, size_t offset) {
+  const kr_case_tensor *t = c->tensors;
+  while (t < c->tensors + c->n_tensors && t->view_offset != offset) t++;
+  return t;
+}
+
+static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_case *c, int64_t index) {
+  const kr_op *op = kr_op_find(p->op);
+  assert_int_equal(kr_case_open(c, op, 3, index), KRAIT_OK);
+  krait_view *in = (krait_view *)(c->args + p->in), *out = (krait_view *)(c->args + p->out);
+  const kr_case_tensor *t = tensor_at(c, p->in);
+  const int possible = kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(row->refuse && row->refuse(ctx, c->args));
+  if (possible) {
+    assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    krait_view apart = *out;
+    keep_outputs(c);
+    apart.data = tensor_at(c, p->out)->expected + ((unsigned char *)apart.data - tensor_at(c, p->out)->storage);
+    kr_case_reset(c);
+    *out = *in;
+    if (op->check(c->args) != KRAIT_OK) fail_msg("%s, case %d: %s", op->name, (int)index, krait_error_detail());
+    if (!(row->refuse && row->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    else copy_elements(c, t, out, &apart);
+    for (int64_t i = 0; i < kr_tensor_elements(t); i++) {
+      const double want = kr_get(&apart, kr_tensor_offset(t, &apart, i)), got = kr_get(out, kr_tensor_offset(t, out, i));
+      if (want != got && !(isnan(want) && isnan(got))) fail_msg("%s, row %s, case %d: in place %g, apart %g", op->name, row->name, (int)index, got, want);
+    }
+  }
+  kr_case_close(c);
+}
+
+static void outputs_that_are_inputs(void **state) {
+  (void)state;
+  krait_ctx *ctx = open_ctx(2);
+  kr_case *c = malloc(sizeof *c);
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+    const kr_op *op = kr_op_find(pairs[i].op);
+    for (int k = 0; k < op->n_rows; k++)
+      for (int64_t index = 0; (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < 60; index++) in_place(ctx, &pairs[i], &op->rows[k], c, index);
+  }
+  free(c);
+  krait_ctx_close(&ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference), cmocka_unit_test(nan_stays_in_its_sequence),
+                                     cmocka_unit_test(elements_beyond_two_to_the_31), cmocka_unit_test(outputs_that_are_inputs)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
