@@ -1,5 +1,5 @@
 /* mamba_inner.c: contracts, costs and rows of the inside of a Mamba-1 block and of its gradient. The equation is in
- * mamba_inner_ref.c. Bound: float32 2e-5 of the output's scale (2e-4 for each gradient), 16-bit storage one rounding. */
+ * mamba_inner_ref.c. Bound: float32 1e-5 of the output's scale, 16-bit storage one rounding. */
 #include "contract.h"
 #include "mamba_inner_chain.h"
 #include "op_list.h"
