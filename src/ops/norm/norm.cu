@@ -53,10 +53,12 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
   EACH_UNIT(u) {
     if (p.residual_out.data && first_feature(at, f, u) < n) write_run(f, p.residual_out, r, at.group + first_feature(at, f, u), v[u]);
+    float own = 0.0f;
     EACH(k) {
       v[u][k] -= mean;
-      squares = first_feature(at, f, u) < n ? kr_fma(v[u][k], v[u][k], squares) : squares;
+      own = kr_fma(v[u][k], v[u][k], own);
     }
+    squares += first_feature(at, f, u) < n ? own : 0.0f;
   }
   squares = sum_row(p, at, squares, shared + MOST_WARPS);
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));

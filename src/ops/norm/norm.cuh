@@ -10,7 +10,7 @@
 typedef struct form {
   int E, units; /* features of a run: 8 of 16 bytes, or one; runs of a thread, 32 runs apart */
   int mixed;    /* 0: the tensors of rows are all of type KR_DTYPE. Parameters may always be float32 */
-  int ahead;    /* backward: the next row's loads are under way while a row is worked on */
+  int ahead;    /* backward: the next row's loads are under way while a row is worked on; 2: but for `second` */
   int keep;     /* backward: a row as stored and the weights stay in registers, else they are read again where they are needed */
 } form;
 
@@ -90,7 +90,7 @@ typedef struct place {
 
 KR_DEV place here(const kr_norm_plan &p) {
   place at;
-  at.sub = (kr_thread() >> 5) / p.warps;
+  at.sub = kr_thread() >> p.row_shift;
   at.threads = p.warps * 32;
   at.thread = kr_thread() - at.sub * at.threads;
   at.group = (int64_t)kr_block_y() * p.n;
@@ -103,30 +103,31 @@ KR_DEV int first_feature(const place &at, const form f, int u) { return ((at.thr
 enum { MOST_WARPS = KR_NORM_THREADS / 32 };
 
 /* v summed over a row's threads, in the same order always; every thread of the block calls it. A block's sums by turns take different
- * places in shared memory, so that one barrier is enough for each. */
-KR_DEV float sum_warps(const kr_norm_plan &p, const place &at, const float *shared) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int k = 0; k < MOST_WARPS; k++)
-    if (k < p.warps) sum += shared[at.sub * p.warps + k];
-  return sum;
-}
-
+ * places in shared memory, so that one barrier is enough for each. Lanes, not loops, add up the warps' sums: there are rows of 16 warps. */
 KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
+  const int k = kr_thread() & (MOST_WARPS - 1);
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
   if (p.warps == 1) return v;
   if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = v;
   kr_sync();
-  return sum_warps(p, at, shared);
+  v = k < p.warps ? shared[at.sub * p.warps + k] : 0.0f;
+  for (int d = MOST_WARPS / 2; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  return v;
 }
 
-/* Two sums at once. */
+/* Two sums at once: the lower lanes add up a, the upper ones b. */
 KR_DEV void sum_row_pair(const kr_norm_plan &p, const place &at, float &a, float &b, float *shared) {
-  for (int d = 16; d; d >>= 1) a += kr_shuffle_xor(a, d), b += kr_shuffle_xor(b, d);
-  if (p.warps == 1) return;
-  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = a, shared[MOST_WARPS + (kr_thread() >> 5)] = b;
-  kr_sync();
-  a = sum_warps(p, at, shared), b = sum_warps(p, at, shared + MOST_WARPS);
+  const int k = kr_thread() & (MOST_WARPS - 1), upper = (kr_thread() & 31) >= MOST_WARPS;
+  const float other_a = kr_shuffle_xor(a, MOST_WARPS), other_b = kr_shuffle_xor(b, MOST_WARPS);
+  float v = upper ? b + other_b : a + other_a;
+  for (int d = MOST_WARPS / 2; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  if (p.warps > 1) {
+    if (k == 0) shared[upper * MOST_WARPS + (kr_thread() >> 5)] = v;
+    kr_sync();
+    v = k < p.warps ? shared[upper * MOST_WARPS + at.sub * p.warps + k] : 0.0f;
+    for (int d = MOST_WARPS / 2; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  }
+  a = kr_shuffle_from(v, 0), b = kr_shuffle_from(v, MOST_WARPS);
 }
 
 /* silu'(z) */

@@ -14,13 +14,13 @@ typedef struct row_part {
   raw_run x[KR_NORM_SINGLES], dout[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
 } row_part;
 
-KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int64_t r, row_part &part) {
+KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int64_t r, row_part &part, int with_second) {
   EACH_UNIT(u) {
     const int m = first_feature(at, f, u);
     const int inside = r < p.R && m < p.n;
     part.x[u] = load_run(f, p.x, r, at.group + m, inside);
     part.dout[u] = load_run(f, p.dout, r, at.group + m, inside);
-    part.second[u] = load_run(f, p.second, r, at.group + m, inside);
+    if (with_second) part.second[u] = load_run(f, p.second, r, at.group + m, inside);
   }
 }
 
@@ -29,9 +29,12 @@ KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int
   float mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) EACH(k) mean += v[u][k];
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
-  EACH_UNIT(u) EACH(k) {
-    v[u][k] = first_feature(at, f, u) < n ? v[u][k] - mean : 0.0f;
-    squares = kr_fma(v[u][k], v[u][k], squares);
+  EACH_UNIT(u) {
+    const float level = first_feature(at, f, u) < n ? mean : 0.0f; /* what lies outside is 0 */
+    EACH(k) {
+      v[u][k] -= level;
+      squares = kr_fma(v[u][k], v[u][k], squares);
+    }
   }
   squares = sum_row(p, at, squares, shared + MOST_WARPS);
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));
@@ -72,7 +75,7 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
   const int64_t part = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
   float weight[KR_NORM_SINGLES][8], dweight[KR_NORM_SINGLES][8], dbias[KR_NORM_SINGLES][8], other[8];
   row_part now, next;
-  load_part(p, at, f, part, next);
+  load_part(p, at, f, part, next, f.ahead != 2);
   EACH_UNIT(u) {
     EACH(k) dweight[u][k] = dbias[u][k] = 0.0f;
     if (f.keep) read_parameter(f, p.weight, at.group + first_feature(at, f, u), first_feature(at, f, u) < p.n, 1.0f, weight[u]);
@@ -82,11 +85,12 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
     const int n = r < p.R ? (int)p.n : 0;
     float xhat[KR_NORM_SINGLES][8], d[KR_NORM_SINGLES][8], along = 0.0f, level = 0.0f;
     now = next;
-    if (f.ahead) load_part(p, at, f, r + p.n_parts, next);
+    if (f.ahead) load_part(p, at, f, r + p.n_parts, next, f.ahead != 2);
     EACH_UNIT(u) {
       convert_run(f, p.x, now.x[u], xhat[u]);
       convert_or(f, p.dout, now.dout[u], 0.0f, d[u]);
       if (p.gate == KR_NORM_NO_GATE) continue;
+      if (f.ahead == 2) now.second[u] = load_run(f, p.second, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
       convert_run(f, p.second, now.second[u], other);
       if (p.gate == KR_NORM_GATE_FIRST) EACH(k) xhat[u][k] *= kr_silu(other[k]);
       else EACH(k) d[u][k] *= kr_silu(other[k]);
@@ -110,11 +114,11 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
       if (first_feature(at, f, u) >= n) continue;
       EACH(k) d[u][k] = (d[u][k] - kr_fma(xhat[u][k], along, level)) * scale;
       if (!f.keep) now.x[u] = load_run(f, p.x, r, m, p.gate == KR_NORM_GATE_FIRST), now.dout[u] = load_run(f, p.dout, r, m, p.gate == KR_NORM_GATE_LAST);
-      if (!f.ahead) now.second[u] = load_run(f, p.second, r, m, 1);
+      if (f.ahead != 1) now.second[u] = load_run(f, p.second, r, m, 1);
       if (!f.keep && p.gate == KR_NORM_GATE_LAST) read_parameter(f, p.weight, m, 1, 1.0f, weight[u]);
       write_gradients(p, f, r, m, now.x[u], now.dout[u], now.second[u], d[u], xhat[u], weight[u]);
     }
-    if (!f.ahead) load_part(p, at, f, r + p.n_parts, next);
+    if (!f.ahead) load_part(p, at, f, r + p.n_parts, next, 1);
   }
   const kr_norm_view sums = {p.part, p.M, 1, KRAIT_F32, 1};
   EACH_UNIT(u)
@@ -124,13 +128,13 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
     }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_plan p) { back_in_registers(p, form{8, 1, 0, 1, 1}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_plan p) { back_in_registers(p, form{8, 1, 0, KR_DTYPE == KRAIT_F32 ? 2 : 1, 1}); }
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_2(const kr_norm_plan p) { back_in_registers(p, form{8, 2, 0, 0, 0}); }
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_1(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 1, 1, 1, 1}); }
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_2(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 2, 1, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_plan p) { back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 1, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_plan p) { back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 2, 0}); }
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_16(const kr_norm_plan p) { back_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 1, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 2, 0}); }
 
 /* ---- rows of any length -------------------------------------------------------------------------------------------- */
 

@@ -54,6 +54,7 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
   const int64_t per_warp = 32 * (p->run ? p->run * p->units : 1), warps = (p->n + per_warp - 1) / per_warp;
   p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
   p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
+  p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* three warps and more have a block to themselves */
 }
 
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }

@@ -19,6 +19,7 @@ typedef struct kr_norm_plan {
   int64_t R, M, n;              /* rows, features, features of a group; blocks in y are groups */
   float eps, inverse_n;
   int32_t rms, gate, warps, rows_per_block; /* warps: of a row */
+  int32_t row_shift, reserved;  /* a thread's row in the block is its number >> row_shift */
   int32_t run, units;           /* features of a run: 8 where such are aligned to 16 bytes in every view, else 1, 0 where the row does not lie in registers; runs of a thread */
   int32_t row_types, types;     /* of the tensors of rows, and of all: 1 << dtype */
   int32_t n_parts, n_sums;      /* backward: rows are dealt to n_parts, each sums its own parameter gradients */
