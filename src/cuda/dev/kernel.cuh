@@ -32,10 +32,18 @@ KR_DEV float kr_shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f3
 KR_DEV float kr_shuffle_up(float v, int by, int width) { return __nvvm_shfl_sync_up_f32(0xffffffffu, v, by, (32 - width) << 8); }
 KR_DEV float kr_shuffle_down(float v, int by, int width) { return __nvvm_shfl_sync_down_f32(0xffffffffu, v, by, (32 - width) << 8 | 31); }
 
-/* Any lane's 32 bits. */
-KR_DEV uint32_t kr_shuffle_from(uint32_t v, int lane) { return (uint32_t)__nvvm_shfl_sync_idx_i32(0xffffffffu, (int)v, lane, 31); }
-
 KR_DEV uint32_t kr_mul_high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+
+/* A pointer that walks through global memory: the compiler keeps one, instead of one for each of the next steps. */
+template <typename T>
+KR_DEV void kr_one_pointer(T *&p) {
+  __attribute__((address_space(1))) T *global = (__attribute__((address_space(1))) T *)p;
+  asm("" : "+l"(global));
+  p = (T *)global;
+}
+
+/* Any lane's value. */
+KR_DEV float kr_shuffle_from(float v, int lane) { return __nvvm_shfl_sync_idx_f32(0xffffffffu, v, lane, 31); }
 
 KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_log2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

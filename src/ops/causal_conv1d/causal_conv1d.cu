@@ -74,41 +74,43 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p)
   }
 }
 
-/* Four channels a thread, KR_CONV_RUN steps, four of them on their way at a time. x.row is 1. */
+/* Four channels a thread, a run of steps, the next four always on their way. x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
   if (b >= p.B) return;
-  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN, step = p.x.t * (16 / E), out_step = p.out.t * (16 / E);
-  const int n = (int)min64(p.L - t0, KR_CONV_RUN), n_before = t0 > 0 ? 3 : 0;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * p.run_steps;
+  const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
   const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t);
   char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
-  float w[4][4], bias[4], x[8][4]; /* x: four steps before the four at hand, and those */
-  load_steps(from, step, n_before, x + 4);
-  from += (n_before - 4) * step;
+  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+  quad ahead[2][2];
+  start_steps(from, p.x_step, n_before, x);
+#pragma unroll
+  for (int h = 0; h < 2; h++) fetch_steps(from, p.x_step, n - 2 * h, ahead[h]);
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     load_taps(p, d + k, w[k]);
     bias[k] = load_bias(p, d + k);
-    x[7][k] = x[6][k], x[6][k] = x[5][k], x[5][k] = x[4][k];
   }
 #pragma unroll 1
-  for (int t = 0; t < n; t += 4) {
+  for (int left = n; left > 0; left -= 4) {
 #pragma unroll
-    for (int j = 1; j < 4; j++)
+    for (int h = 0; h < 2; h++) {
+      take_steps(ahead[h], x);
+      fetch_steps(from, p.x_step, left - 2 * h - 4, ahead[h]);
 #pragma unroll
-      for (int k = 0; k < 4; k++) x[j][k] = x[j + 4][k];
-    load_steps(from, step, n - t, x + 4);
+      for (int s = 0; s < 2; s++) {
+        float y[4];
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-      float y[4];
+        for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
+        if (p.silu) {
 #pragma unroll
-      for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 4][k], kr_fma(w[k][2], x[s + 3][k], kr_fma(w[k][1], x[s + 2][k], kr_fma(w[k][0], x[s + 1][k], bias[k]))));
-      if (p.silu) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
+          for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
+        }
+        if (2 * h + s < left) store_quad(to, y);
+        to += p.out_step;
+        kr_one_pointer(to);
       }
-      if (t + s < n) store_quad(to, y);
-      to += out_step;
     }
   }
 }

@@ -16,20 +16,16 @@ KR_DEV float slope(float pre) {
   return s * kr_fma(pre, 1.0f - s, 1.0f);
 }
 
-/* Adds v over the block, in the same order always; thread 0 has the sum. */
-KR_DEV float block_sum(float v, float *shared) {
-  for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
-  kr_sync();
-  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = v;
-  kr_sync();
-  if (kr_thread() == 0)
-    for (int k = 1; k < kr_block_threads() >> 5; k++) v += shared[k];
-  return v;
+/* The gradient of tap `slot` or, at W, of the bias. */
+KR_DEV void write_sum(const kr_conv_plan &p, int64_t d, int64_t slot, float v) {
+  if (slot < p.W && p.dweight) kr_store(p.dweight, d * p.dweight_d + slot * p.dweight_w, p.dweight_dtype, v);
+  if (slot == p.W && p.dbias) kr_store(p.dbias, d * p.dbias_d, p.dbias_dtype, v);
 }
 
-KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v, float *shared) {
-  v = block_sum(v, shared);
-  if (kr_thread() == 0) p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
+/* A sum of one part, which is the whole where there is no other. */
+KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v) {
+  if (p.n_parts == 1) write_sum(p, d, slot, v);
+  else p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
 }
 
 /* The sums of up to four taps and the bias, of a warp alone. */
@@ -39,14 +35,13 @@ KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, c
     const int64_t slot = j < 4 ? j - 4 + p.W : p.W;
     float v = sums[j];
     for (int k = 16; k; k >>= 1) v += kr_shuffle_xor(v, k);
-    if ((kr_thread() & 31) == j && slot >= 0) p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
+    if ((kr_thread() & 31) == j && slot >= 0) keep_part(p, d, part, slot, v);
   }
 }
 
 /* The same, once for a block. */
 KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
-  enum { WARPS = KR_CONV_THREADS / 32 };
-  KR_SHARED float shared[5][WARPS];
+  KR_SHARED float shared[5][KR_CONV_THREADS / 32];
 #pragma unroll
   for (int j = 0; j < 5; j++) {
     float v = sums[j];
@@ -58,8 +53,8 @@ KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const flo
   const int64_t slot = j < 4 ? j - 4 + p.W : p.W;
   if (j >= 5 || slot < 0) return;
   float v = 0;
-  for (int k = 0; k < WARPS; k++) v += shared[j][k];
-  p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
+  for (int k = 0; k < kr_block_threads() >> 5; k++) v += shared[j][k];
+  keep_part(p, d, part, slot, v);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan p) {
@@ -203,7 +198,7 @@ KR_DEV quad pass_tail(const kr_raw16 &pack) {
   const int from = (kr_thread() + 31) & 31;
   quad tail = no_quad();
 #pragma unroll
-  for (int k = 0; k < TAIL_WORDS; k++) tail.w[(E == 4 ? 1 : 0) + k] = kr_shuffle_from(pack.w[4 - TAIL_WORDS + k], from);
+  for (int k = 0; k < TAIL_WORDS; k++) tail.w[(E == 4 ? 1 : 0) + k] = kr_float_to_bits(kr_shuffle_from(kr_bits_to_float(pack.w[4 - TAIL_WORDS + k]), from));
   return tail;
 }
 
@@ -271,7 +266,7 @@ KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_pl
       }
 #pragma unroll
       for (int k = 0; k < 3; k++) {
-        const float right = kr_bits_to_float(kr_shuffle_from(kr_float_to_bits(g[k]), (lane + 1) & 31));
+        const float right = kr_shuffle_from(g[k], (lane + 1) & 31);
         g[E + k] = lane == 31 ? carry[k] : right;
         carry[k] = right;
       }
@@ -288,10 +283,28 @@ KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_pl
   keep_parts_of_warp(p, d, part, sums);
 }
 
+/* Step t of a run of `own` and three more, which lies s after the three steps before. */
+KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own, const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {
+  float dx[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    if (p.silu) g[s + 3][k] *= slope(kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k])))));
+    dx[k] = kr_fma(w[k][0], g[s + 3][k], kr_fma(w[k][1], g[s + 2][k], kr_fma(w[k][2], g[s + 1][k], w[k][3] * g[s][k])));
+  }
+  if (t >= 3 && t < own + 3 && p.dx.data) store_quad(to, dx);
+  if (t >= own) return;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) dw[k][j] = kr_fma(g[s + 3][k], x[s + j][k], dw[k][j]);
+    db[k] += g[s + 3][k];
+  }
+}
+
 /* The warps of a block take runs of the same 128 channels by turns: task = batch and run. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan p) {
   KR_SHARED float sums[KR_CONV_THREADS / 32][32 * 20];
-  enum { WARPS = KR_CONV_THREADS / 32 };
+  enum { WARPS = KR_CONV_THREADS / 32, HALVES = E == 4 ? 1 : 2 }; /* HALVES of two steps are on their way */
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
   const int exists = d < p.D;
@@ -303,49 +316,34 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
 #pragma unroll
     for (int j = 0; j < 4; j++) dw[k][j] = 0;
   }
-  const int64_t x_step = p.x.t * (16 / E), g_step = p.dout.t * (16 / E), dx_step = p.dx.t * (16 / E);
   for (int64_t task = part * WARPS + warp; task < n_tasks && exists; task += (int64_t)p.n_parts * WARPS) {
     const uint32_t b = kr_divide((uint32_t)task, p.runs);
-    const int64_t t0 = (int64_t)((uint32_t)task - b * p.runs.by) * KR_CONV_RUN;
-    const int own = (int)min64(p.L - t0, KR_CONV_RUN), n = (int)min64(p.L - t0, KR_CONV_RUN + 3), n_before = t0 > 0 ? 3 : 0;
+    const int64_t t0 = (int64_t)((uint32_t)task - b * p.runs.by) * p.run_steps;
+    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3), n_before = t0 > 0 ? 3 : 0;
     const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t), *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
     char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
-    float x[8][4], g[8][4]; /* four steps before the four at hand, and those */
-    load_steps(from, x_step, n_before, x + 4);
-    from += (n_before - 4) * x_step;
+    float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
+    quad x_ahead[HALVES][2], g_ahead[HALVES][2];
+    start_steps(from, p.x_step, n_before, x);
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      x[7][k] = x[6][k], x[6][k] = x[5][k], x[5][k] = x[4][k];
-      g[5][k] = g[6][k] = g[7][k] = 0.0f;
-    }
+    for (int h = 0; h < HALVES; h++) fetch_steps(from, p.x_step, n - 2 * h, x_ahead[h]), fetch_steps(g_from, p.dout_step, n - 2 * h, g_ahead[h]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) g[2][k] = g[3][k] = g[4][k] = 0.0f;
 #pragma unroll 1
-    for (int t = 0; t < own + 3; t += 4) {
+    for (int t0 = 0; t0 < own + 3; t0 += 2 * HALVES) {
 #pragma unroll
-      for (int j = 1; j < 4; j++)
+      for (int h = 0; h < HALVES; h++) {
+        const int at = t0 + 2 * h;
+        take_steps(x_ahead[h], x);
+        take_steps(g_ahead[h], g);
+        fetch_steps(from, p.x_step, n - at - 2 * HALVES, x_ahead[h]);
+        fetch_steps(g_from, p.dout_step, n - at - 2 * HALVES, g_ahead[h]);
 #pragma unroll
-        for (int k = 0; k < 4; k++) x[j][k] = x[j + 4][k], g[j][k] = g[j + 4][k];
-      load_steps(from, x_step, n - t, x + 4);
-      load_steps(g_from, g_step, n - t, g + 4);
-#pragma unroll
-      for (int s = 0; s < 4; s++) {
-        float dx[4];
-        if (p.silu) {
-#pragma unroll
-          for (int k = 0; k < 4; k++)
-            g[s + 4][k] *= slope(kr_fma(w[k][3], x[s + 4][k], kr_fma(w[k][2], x[s + 3][k], kr_fma(w[k][1], x[s + 2][k], kr_fma(w[k][0], x[s + 1][k], bias[k])))));
+        for (int s = 0; s < 2; s++) {
+          last_step(p, x, g, s, at + s, own, w, bias, dw, db, to);
+          to += p.dx_step;
+          kr_one_pointer(to);
         }
-        if (t + s < own) {
-#pragma unroll
-          for (int k = 0; k < 4; k++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) dw[k][j] = kr_fma(g[s + 4][k], x[s + 1 + j][k], dw[k][j]);
-            db[k] += g[s + 4][k];
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) dx[k] = kr_fma(w[k][0], g[s + 4][k], kr_fma(w[k][1], g[s + 3][k], kr_fma(w[k][2], g[s + 2][k], w[k][3] * g[s + 1][k])));
-        if (t + s >= 3 && t + s < own + 3 && p.dx.data) store_quad(to, dx);
-        to += dx_step;
       }
     }
   }
@@ -360,7 +358,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
     const int64_t channel = ((int64_t)(kr_block_x() / p.n_parts) * 32 + i % 32) * 4 + i / 160, slot = i / 32 % 5 < 4 ? i / 32 % 5 - 4 + p.W : p.W;
     float sum = 0;
     for (int k = 0; k < WARPS; k++) sum += sums[k][i];
-    if (channel < p.D && slot >= 0) p.part[(channel * p.n_parts + part) * (p.W + 1) + slot] = sum;
+    if (channel < p.D && slot >= 0) keep_part(p, channel, part, slot, sum);
   }
 }
 
@@ -380,6 +378,22 @@ KR_DEV int same_sequence(const kr_conv_plan &p, int64_t b, int64_t from, int64_t
   return !p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t));
 }
 
+/* Adds v over the block, in the same order always; thread 0 has the sum. */
+KR_DEV float block_sum(float v, float *shared) {
+  for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  kr_sync();
+  if ((kr_thread() & 31) == 0) shared[kr_thread() >> 5] = v;
+  kr_sync();
+  if (kr_thread() == 0)
+    for (int k = 1; k < kr_block_threads() >> 5; k++) v += shared[k];
+  return v;
+}
+
+KR_DEV void keep_block_sum(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v, float *shared) {
+  v = block_sum(v, shared);
+  if (kr_thread() == 0) keep_part(p, d, part, slot, v);
+}
+
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan p) {
   KR_SHARED float shared[32];
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, step = (int64_t)p.n_parts * KR_CONV_THREADS;
@@ -395,30 +409,27 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan 
     dx += from_final(p, b, d, t);
     if (p.dx.data) kr_store(p.dx.data, b * p.dx.b + d * p.dx.row + t * p.dx.t, p.dx.dtype, dx);
   }
-  keep_part(p, d, part, p.W, db, shared);
+  keep_block_sum(p, d, part, p.W, db, shared);
   for (int64_t w = 0; w < p.W; w++) {
     float dw = 0;
     for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < p.B * p.L; i += step) {
       const int64_t b = i / p.L, t = i % p.L, from = t - (p.W - 1) + w;
       if (same_sequence(p, b, from, t)) dw = kr_fma(gradient_at(p, b, d, t), input_at(p, b, d, from), dw);
     }
-    keep_part(p, d, part, w, dw, shared);
+    keep_block_sum(p, d, part, w, dw, shared);
   }
 }
 
-/* A warp for each channel: its parts by turns, then the lanes, always in the same order. */
+/* Adds up the parts of a sum, always in the same order: a thread or, where there are many, a warp. */
 KR_KERNEL void kr_conv_bwd_sum(const kr_conv_plan p) {
-  const int64_t d = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) >> 5;
-  const int lane = kr_thread() & 31;
+  const int lanes = p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1, lane = kr_thread() & (lanes - 1);
+  const int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / lanes, d = i / (p.W + 1), slot = i % (p.W + 1);
+  float sum = 0;
   if (d >= p.D) return;
-  for (int64_t slot = 0; slot <= p.W; slot++) {
-    float sum = 0;
-    for (int k = lane; k < p.n_parts; k += 32) sum += p.part[(d * p.n_parts + k) * (p.W + 1) + slot];
-    for (int i = 16; i; i >>= 1) sum += kr_shuffle_xor(sum, i);
-    if (lane) continue;
-    if (slot < p.W && p.dweight) kr_store(p.dweight, d * p.dweight_d + slot * p.dweight_w, p.dweight_dtype, sum);
-    if (slot == p.W && p.dbias) kr_store(p.dbias, d * p.dbias_d, p.dbias_dtype, sum);
-  }
+#pragma unroll 8
+  for (int k = lane; k < p.n_parts; k += lanes) sum += p.part[(d * p.n_parts + k) * (p.W + 1) + slot];
+  for (int k = lanes / 2; k; k >>= 1) sum += kr_shuffle_xor(sum, k);
+  if (lane == 0) write_sum(p, d, slot, sum);
 }
 
 KR_KERNEL void kr_conv_bwd_initial(const kr_conv_plan p) {

@@ -6,7 +6,7 @@ static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv
 static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
-enum { FEWEST_PACKS = 64 }; /* of a run */
+enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096 }; /* packs and steps: of a run */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -18,9 +18,16 @@ static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
-/* With channels innermost: blocks of 128 channels, and two runs for each warp. */
+/* Steps of a run where channels are innermost: many where there are plenty, since each run computes three steps of the next one too. */
+static int32_t run_steps_of(const krait_causal_conv1d_bwd_args *a) {
+  int32_t steps = FEWEST_STEPS;
+  while (steps < MOST_STEPS && a->B * (a->L / (2 * steps)) * ((a->D + 127) / 128) >= ENOUGH_RUNS) steps *= 2;
+  return steps;
+}
+
+/* Blocks of 128 channels, and two runs for each warp. */
 static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
-  const int64_t blocks = (a->D + 127) / 128, runs = a->B * ((a->L + KR_CONV_RUN - 1) / KR_CONV_RUN), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t run_steps = run_steps_of(a), blocks = (a->D + 127) / 128, runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int64_t parts = blocks > 0 ? (wanted + blocks - 1) / blocks : 1, most = (runs + 2 * warps - 1) / (2 * warps);
   if (blocks * most < wanted / 2) most = (runs + warps - 1) / warps;
   if (parts > most) parts = most;
@@ -72,18 +79,19 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const int whole = plain && !last && p.L % per_pack == 0 && p.x.packs && p.dout.packs && (!p.dx.data || p.dx.packs);
   const int walk = whole && is_long(p.L / per_pack);
   p.packs_per_row = kr_divisor_of(whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
-  p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
+  p.run_steps = run_steps_of(a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
+  p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
   const kr_kernel *kernel = last ? last_kernel : walk ? long_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
   kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
   if (walk) grid.block = 32;
-  const kr_grid sum = {.x = blocks_of(p.D * 32, 128), .block = 128, .stream = a->call.stream};
+  const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.x.dtype], &grid, &p, sizeof p));
   if (p.dinitial.data && p.W > 1) {
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, tier, &initial_kernel[p.x.dtype], &few, &p, sizeof p));
   }
-  return p.dweight || p.dbias ? kr_cuda_launch(ctx->cuda, tier, &sum_kernel[p.x.dtype], &sum, &p, sizeof p) : KRAIT_OK;
+  return p.n_parts > 1 && (p.dweight || p.dbias) ? kr_cuda_launch(ctx->cuda, tier, &sum_kernel[p.x.dtype], &sum, &p, sizeof p) : KRAIT_OK;
 }
 
 const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {

@@ -5,6 +5,8 @@ static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole");
 static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
+enum { RUN_STEPS = 16 }; /* channels innermost: of a thread */
+
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 /* Four channels at a time: the channel-last layout, W up to 4, no states and no packed sequences. */
@@ -30,7 +32,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   }
   if (channels_innermost(&p)) {
     p.packs_per_row = kr_divisor_of(p.D / 4);
-    p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
+    p.run_steps = RUN_STEPS, p.x_step = kr_conv_step(&p.x), p.out_step = kr_conv_step(&p.out);
+    p.runs = kr_divisor_of((p.L + RUN_STEPS - 1) / RUN_STEPS);
     grid.x = blocks_of(p.B * p.runs.by * p.packs_per_row.by, KR_CONV_THREADS);
     return kr_cuda_launch(ctx->cuda, tier, &last_kernel[p.x.dtype], &grid, &p, sizeof p);
   }

@@ -42,19 +42,35 @@ KR_DEV void store_quad(char *to, const float (&y)[4]) {
   *(quad *)to = q;
 }
 
-/* Four steps of four channels; zeros from step n on. The pointer moves on. */
-KR_DEV void load_steps(const char *&from, int64_t step_bytes, int n, float (*v)[4]) {
-  quad q[4];
+/* Two steps of four channels as stored; zeros from step n on. The pointer moves on. */
+KR_DEV void fetch_steps(const char *&from, int64_t step_bytes, int n, quad (&q)[2]) {
 #pragma unroll
-  for (int s = 0; s < 4; s++) {
+  for (int s = 0; s < 2; s++) {
     q[s] = no_quad();
     if (s < n) q[s] = *(const quad *)from;
     from += step_bytes;
+    kr_one_pointer(from);
   }
+}
+
+/* The three steps before those, and these. */
+KR_DEV void take_steps(const quad (&q)[2], float (&v)[5][4]) {
 #pragma unroll
-  for (int s = 0; s < 4; s++)
+  for (int s = 0; s < 5; s++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) v[s][k] = quad_at(q[s], k);
+    for (int k = 0; k < 4; k++) v[s][k] = s < 3 ? v[s < 3 ? s + 2 : 0][k] : quad_at(q[s < 3 ? 0 : s - 3], k);
+}
+
+/* What take_steps() needs before the first step: the last n_before (0 or 3) of the steps from there on. The pointer is then at the first step. */
+KR_DEV void start_steps(const char *&from, int64_t step_bytes, int n_before, float (&v)[5][4]) {
+#pragma unroll
+  for (int s = 0; s < 3; s++) {
+    quad q = no_quad();
+    if (n_before) q = *(const quad *)(from + s * step_bytes);
+#pragma unroll
+    for (int k = 0; k < 4; k++) v[s + 2][k] = quad_at(q, k);
+  }
+  from += n_before * step_bytes;
 }
 
 KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
@@ -66,7 +82,7 @@ KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
 KR_DEV void read_before(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t, float (&before)[4]) {
   if (p.x.packs && t > 0) {
     float v[8];
-        read_pack(p.x, KR_DTYPE, b * p.x.b + d * p.x.row + (t - E) * p.x.t, E, v);
+    read_pack(p.x, KR_DTYPE, b * p.x.b + d * p.x.row + (t - E) * p.x.t, E, v);
 #pragma unroll
     for (int k = 0; k < 4; k++) before[k] = E == 4 ? v[k] : v[k + 4];
     return;

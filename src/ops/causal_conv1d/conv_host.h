@@ -13,6 +13,9 @@ static inline int kr_conv_quads(const kr_rows *v) {
   return v->row == 1 && v->b % 4 == 0 && v->t % 4 == 0 && (uintptr_t)v->data % bytes == 0;
 }
 
+/* Bytes from step to step. */
+static inline int64_t kr_conv_step(const kr_rows *v) { return v->t * (int64_t)krait_dtype_bytes(v->dtype); }
+
 #define KR_CONV_PLAN(a, reverse)                                                                                            \
   (kr_conv_plan) {                                                                                                          \
     .B = (a)->B, .D = (a)->D, .L = (a)->L, .W = (a)->W, .silu = (a)->activation == KRAIT_ACT_SILU,                          \

@@ -57,11 +57,13 @@ KR_DEV int kr_block_x(void) { return kr_emulated_now.block[0]; }
 KR_DEV int kr_block_y(void) { return kr_emulated_now.block[1]; }
 KR_DEV int kr_block_z(void) { return kr_emulated_now.block[2]; }
 KR_DEV int kr_grid_x(void) { return kr_emulated_now.grid_x; }
+template <typename T>
+KR_DEV void kr_one_pointer(T *&p) { (void)p; }
+KR_DEV float kr_shuffle_from(float v, int lane) { return kr_emulated_shuffle(v, (kr_thread() & ~31) + lane); }
 KR_DEV void kr_sync(void) { kr_emulated_sync(); }
 KR_DEV void kr_sync_warp(void) { kr_emulated_sync_warp(); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }
 KR_DEV float kr_shuffle_up(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() - ((kr_thread() & (width - 1)) >= by ? by : 0)); }
-KR_DEV uint32_t kr_shuffle_from(uint32_t v, int lane) { return kr_float_bits(kr_emulated_shuffle(kr_bits_float(v), (kr_thread() & ~31) + lane)); }
 KR_DEV float kr_shuffle_down(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() + ((kr_thread() & (width - 1)) + by < width ? by : 0)); }
 
 /* The special functions flush subnormals, as .ftz does. */
