@@ -209,7 +209,7 @@ def conv_bwd_call(ctx, x, w, b, dout, dx, dw, db):
 
 
 def check_conv(ctx, backward):
-    for B, D, L, dtype, last in [(2, 37, 77, torch.float32, 0), (3, 64, 2048, torch.bfloat16, 0), (2, 64, 333, torch.float16, 1), (2, 48, 100, torch.float32, 1), (402, 128, 100, torch.float32, 0)]:
+    for B, D, L, dtype, last in [(2, 37, 77, torch.float32, 0), (3, 64, 2048, torch.bfloat16, 0), (2, 64, 333, torch.float16, 1), (2, 48, 100, torch.float32, 1), (402, 128, 100, torch.float32, 0), (8, 2048, 2048, torch.bfloat16, 1), (1, 1600, 65536, torch.bfloat16, 0)]:
         x, w, b = conv_tensors(B, D, L, dtype, last)
         out = torch.full_like(x, float("nan"))
         conv_call(ctx, x, w, b, out)()

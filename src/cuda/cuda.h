@@ -59,7 +59,7 @@ typedef struct kr_grid {
 
 /* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */
 int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes);
-/* Loads the kernel now: launches inside a graph capture then load nothing. */
+/* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 
 /* Memory and copies for models, tests and the checker; ops use what the caller gives. */
@@ -72,7 +72,7 @@ int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, 
 int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream);
 
 /* A stream of one's own, and graphs: what is launched on the stream between begin and end is recorded, not run. A driver without graphs
- * gives KRAIT_ERR_UNSUPPORTED from begin. Kernels must have been loaded before (launched once, or kr_cuda_prepare). */
+ * gives KRAIT_ERR_UNSUPPORTED from begin. A kernel's first launch may be recorded too: loading it is set aside. */
 int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream);
 void kr_cuda_stream_close(const kr_cuda *cuda, void **stream);
 int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream);
