@@ -66,7 +66,8 @@ KR_DEV uint32_t kr_pack_f16(float low, float high) { uint32_t h; asm("cvt.rn.f16
 
 /* 16 bytes from global to shared memory past the registers, from Ampere on: kr_copied<N>() waits until at most the N latest commits are
  * under way; other threads see the bytes after a kr_sync(). Elsewhere they are there at once. */
-#if defined(KR_EMULATE) || KR_TIER < 80
+#ifdef KR_EMULATE /* emulator.h: as late as it may be */
+#elif KR_TIER < 80
 KR_DEV void kr_copy16(void *shared, const void *from) { __builtin_memcpy(__builtin_assume_aligned(shared, 16), __builtin_assume_aligned(from, 16), 16); }
 KR_DEV void kr_commit_copies(void) {}
 template <int N>

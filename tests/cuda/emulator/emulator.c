@@ -19,7 +19,15 @@
 #endif
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
+enum { MAX_COPIES = 128 };
 enum { DONE, READY, AT_BARRIER, AT_WARP };
+
+/* An asynchronous copy of 16 bytes that has not arrived. */
+typedef struct copy {
+  void *to;
+  unsigned char bytes[16];
+  unsigned group;
+} copy;
 
 typedef struct fiber {
   ucontext_t context;
@@ -30,6 +38,9 @@ typedef struct fiber {
   int64_t n_barriers;
   unsigned n_shuffles;
   float deposit[2]; /* of the even and the odd shuffles */
+  copy copies[MAX_COPIES];
+  int n_copies;
+  unsigned n_groups; /* committed */
 } fiber;
 
 kr_emulated_place kr_emulated_now;
@@ -144,6 +155,27 @@ void kr_emulated_sync(void) {
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
+void kr_emulated_copy16(void *to, const void *from) {
+  copy *c = &running->copies[running->n_copies];
+  if (running->n_copies == MAX_COPIES) fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
+  c->to = to, c->group = running->n_groups;
+  memcpy(c->bytes, from, sizeof c->bytes);
+  memset(to, 0xfb, sizeof c->bytes);
+  running->n_copies++;
+}
+
+void kr_emulated_commit_copies(void) { running->n_groups++; }
+
+void kr_emulated_await_copies(unsigned n_under_way) {
+  int n = 0;
+  for (int i = 0; i < running->n_copies; i++) {
+    const copy *c = &running->copies[i];
+    if (c->group + n_under_way < running->n_groups) memcpy(c->to, c->bytes, sizeof c->bytes);
+    else running->copies[n++] = *c;
+  }
+  running->n_copies = n;
+}
+
 float kr_emulated_shuffle(float v, int other) {
   const unsigned which = running->n_shuffles++ & 1; /* two places: a fast lane may be one shuffle ahead of a slow one */
   running->deposit[which] = v;
@@ -212,7 +244,7 @@ static void run_block(unsigned shared_bytes) {
   spoil_static_shared();
   choose_order(warp_order, n_warps);
   choose_order(lane_order, WARP);
-  for (int i = 0; i < n; i++) fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0;
+  for (int i = 0; i < n; i++) fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0, fibers[i].n_copies = 0, fibers[i].n_groups = 0;
   for (;;) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
     const int done = count(0, n, DONE), waiting = count(0, n, AT_BARRIER);
