@@ -4,6 +4,7 @@
 #ifndef KR_SCAN_CUH
 #define KR_SCAN_CUH
 
+#include "gate.cuh"
 #include "pack.cuh"
 #include "scan_plan.h"
 
@@ -189,15 +190,6 @@ KR_DEV void reduce_rest(kr_float4 &y, int T) {
 #pragma unroll
     for (int i = 0; i < 4; i++) y.v[i] += kr_shuffle_xor(y.v[i], d);
   }
-}
-
-/* One special function instead of two where bfloat16 rounds the difference away. */
-KR_DEV float gate_of(float z) {
-#if KR_DTYPE == 2 && KR_TIER >= 80 && !defined(KR_EMULATE)
-  return 0.5f * z * (1.0f + kr_tanh(0.5f * z));
-#else
-  return kr_silu(z);
-#endif
 }
 
 #endif

@@ -82,7 +82,8 @@ static uint64_t lay_out(kr_scan_plan *p, char *base) {
 static int states_over_lanes(const kr_scan_plan *p) {
   if (p->seq_idx) return p->N > 4;
   if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
-  if (p->N <= 4 || p->L <= 16 * LANES_RUN) return 0;
+  if (p->N <= 4) return 0;
+  if (p->L <= 16 * LANES_RUN) return p->u.dtype == KRAIT_F32 && p->N <= 16 && p->L > 32 && p->B * p->D >= 1 << 14;
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 

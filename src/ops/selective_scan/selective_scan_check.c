@@ -54,8 +54,14 @@ void kr_scan_case_inputs(kr_case *c, kr_scan_case *s, int64_t index) {
   }
   if (index % 5 == 2) { /* aligned tensors; of them, some of a few channels that all lanes of a block take together */
     c->contiguous = 1;
-    *s->L = index % 50 == 32 ? kr_case_int(c, 128, 600) * 4 : (*s->L + 3) / 4 * 4;
+    *s->L = index % 50 == 32 ? kr_case_int(c, 128, 600) * 4 : (*s->L + 7) / 8 * 8;
     if (index % 50 == 32) *s->D = *s->G * kr_case_int(c, 1, 5);
+  }
+  if (index % 50 == 22) { /* aligned tensors of the usual sizes */
+    *s->B = 2, *s->G = 1;
+    *s->D = kr_case_int(c, 140, 160);
+    *s->N = kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48);
+    *s->L = kr_case_int(c, 17, 52) * 8;
   }
   *s->S = 0;
   choose_mode(c, s);

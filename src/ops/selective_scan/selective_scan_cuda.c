@@ -78,7 +78,7 @@ static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int state) {
 }
 
 /* Time over lanes: tiles of 128 steps of 16 channels or, where those are too few blocks, of 512 steps of 4 channels; then chunks of time. */
-static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, uint32_t most_shared_bytes) {
+static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, int64_t most_shared_bytes) {
   const int64_t rows = p->B * p->G, wide = rows * ((p->D_group + 15) / 16);
   p->TT = p->N <= 128 && !p->seq_idx && (p->L <= 8 * LANES_RUN || wide >= 4 * n_multiprocessors) ? 8 : 32;
   const int slots = KR_SCAN_THREADS / p->TT;
@@ -161,8 +161,9 @@ static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
   const int64_t channels = p->B * p->D;
   if (p->seq_idx && p->L <= 8 * LANES_RUN) return 1;
   if (p->N <= 4) return 0;
-  if (p->L <= SHORT_STEPS) return channels * p->N >= 1 << 17 && (p->N <= 64 || p->L > 4);
-  if (p->L <= 8 * LANES_RUN) return 0;
+  if (p->L <= SHORT_STEPS) return p->N <= 64 ? channels * p->N >= 1 << 17 : channels * p->N >= 1 << 18 && p->L > 4;
+  if (p->L <= 8 * LANES_RUN) return p->u.dtype == KRAIT_F32 && p->N <= 16 && p->L > 32 && channels >= 1 << 14;
+  if (p->N <= 16 && p->D_group >= 1024 && channels < 1 << 14 && (p->L <= 4096 || channels >= 4096) && kr_scan_is_aligned(p)) return 0;
   if (p->N <= 16) return p->D_group > 16 && (channels > n_multiprocessors || p->L >= 1 << 14);
   if (p->N <= 32) return 1;
   return channels <= 1024 || (channels >= 4096 && (p->N <= 64 || channels <= 8192));

@@ -6,16 +6,8 @@
  *   kr_scan_short           eight steps or fewer: lanes share the states, steps lie in registers
  * Per tile, a thread holds dt, dt u and y of its run; for each state in turn it advances its run from zero, the lanes join their
  * runs, and it advances its run again from the true state. B and C of a slab of states lie in shared memory as float32. */
+#include "gate.cuh"
 #include "lanes.cuh"
-
-/* One special function instead of two where bfloat16 rounds the difference away. */
-KR_DEV float gate_of(float z) {
-#if KR_DTYPE == 2 && KR_TIER >= 80 && !defined(KR_EMULATE)
-  return 0.5f * z * (1.0f + kr_tanh(0.5f * z));
-#else
-  return kr_silu(z);
-#endif
-}
 
 /* y of a run: plus the other direction's, times silu(z), 0 where masked, to memory. */
 KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED, int64_t t0, uint32_t marks, float *turn, float (&y)[RUN]) {
