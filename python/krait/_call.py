@@ -247,10 +247,10 @@ class Operator:
 
 class Call:
     """A call that is packed once, but for addresses, and runs on any tensors of the same signature. `note` is its owner's."""
-    __slots__ = ("operator", "words", "address_words", "invoke", "note")
+    __slots__ = ("operator", "words", "address_words", "invoke", "scratch_bytes", "note")
 
     def __init__(self, operator, note=None):
-        self.operator, self.words, self.note = operator, None, note
+        self.operator, self.words, self.scratch_bytes, self.note = operator, None, 0, note
 
     def pack(self, tensors, flags=0, **numbers):
         place(*tensors)
@@ -262,8 +262,11 @@ class Call:
         at = place(tensors[0])
         if at.context is None:
             return
-        words = self.words[:]
-        words[1:4] = at.tail()
+        words, scratch = self.words[:], None
+        if self.scratch_bytes:
+            scratch, words[1:4] = at.lend(self.scratch_bytes)
+        else:
+            words[1:4] = at.tail()
         for word, t in zip(self.address_words, tensors):
             if t is not None:
                 words[word] = t.data_ptr() or 64
@@ -272,12 +275,13 @@ class Call:
             self._run_again(status, at, words)
 
     def _run_again(self, status, at, words):
-        """With more scratch than the place lends, if that is what the operator says."""
+        """With more scratch than the place lends, if that is what the operator says. A place that keeps none is asked at once next time."""
         if status == _load.constant("KRAIT_ERR_SCRATCH"):
             n_bytes = _load.ffi().new("uint64_t *")
             status = self.operator.scratch_of(at.context, words.tobytes(), n_bytes)
             if status >= 0:
                 scratch, words[1:4] = at.lend(n_bytes[0])
+                self.scratch_bytes = 0 if isinstance(at, CpuPlace) else n_bytes[0]
                 status = self.invoke(at.context, words.tobytes())
         if status < 0:
             _load.fail(status)

@@ -247,3 +247,18 @@ def test_distributed(tmp_path, monkeypatch):
         assert all(torch.allclose(p.grad, g) for p, g in zip(m.parameters(), want))
     finally:
         dist.destroy_process_group()
+
+
+def test_second_derivatives_say_no(device):
+    """Of every differentiable function."""
+    from causal_conv1d import causal_conv1d_fn
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    from mamba_ssm.ops.triton.layer_norm import layer_norm_fn
+    from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
+    x, w = torch.randn(2, 8, 8, device=device, requires_grad=True), torch.randn(8, device=device)
+    A, B = -torch.rand(8, 4, device=device), torch.randn(2, 4, 8, device=device)
+    for out in (causal_conv1d_fn(x, w[:, None].expand(8, 4)), selective_scan_fn(x, x, A, B, B), layer_norm_fn(x, w, w), rmsnorm_fn(x, w, None, z=x),
+                Mamba(8).to(device)(x)):
+        (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()

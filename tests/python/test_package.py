@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from array import array
 
 import pytest
 import torch
@@ -68,6 +69,46 @@ def test_kept_calls():
     plain = scan(u, u, A, B, B)
     torch.testing.assert_close(scan(u, u, A.conj(), B, B), scan(u, u, A.conj().resolve_conj(), B, B))
     assert not torch.equal(scan(u, u, A.conj(), B, B), plain)
+
+
+class _LendingPlace:
+    """As a GPU's: without scratch of its own."""
+    def __init__(self):
+        self.context, self.lent = _call.place(torch.zeros(1)).context, []
+
+    def tail(self):
+        return array("Q", (0, 0, 0))
+
+    def lend(self, n):
+        self.lent.append(torch.empty(n, dtype=torch.uint8))
+        return self.lent[-1], array("Q", (0, self.lent[-1].data_ptr(), n))
+
+
+def test_scratch_is_asked_for_once(monkeypatch):
+    operator, place = sys.modules["krait.ops.selective_scan"]._BACKWARD, _LendingPlace()
+    u, A, B = torch.randn(2, 8, 40), -torch.rand(8, 4), torch.randn(2, 4, 40)
+    inputs = (u, u.abs(), A, B, B, *[None] * 7, torch.ones_like(u), None)
+    numbers = dict(B=2, D=8, L=40, N=4, G=1)
+    want, got = [[torch.empty_like(t) for t in inputs[:5]] for _ in range(2)]
+    operator.run((*inputs, *want, *[None] * 5), **numbers)
+    call, tensors, asked = _call.Call(operator), (*inputs, *got, *[None] * 5), []
+    call.pack(tensors, **numbers)
+    monkeypatch.setattr(_call, "place", lambda *tensors: place)
+    monkeypatch.setattr(operator, "scratch_of", lambda *args, real=operator.scratch_of: asked.append(1) or real(*args))
+    for n_lent in (1, 2):
+        call.run(tensors)
+        assert len(asked) == 1 and len(place.lent) == n_lent
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b)
+            a.zero_()
+
+
+def test_a_gpu_that_cannot_be_used_says_why(monkeypatch):
+    def refuse(index):
+        raise _load.KraitError("krait: no CUDA driver here", -40)
+    monkeypatch.setattr(_load, "cuda_context", refuse)
+    with pytest.raises(RuntimeError, match="no CUDA driver here; `python -m krait` says what was found, KRAIT_FALLBACK=cpu runs"):
+        _call._open_cuda_place(77)
 
 
 def test_kept_calls_are_bounded(monkeypatch):
