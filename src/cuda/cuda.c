@@ -115,12 +115,16 @@ static void leave(const kr_cuda *cuda, int entered) {
   if (entered) kr_cuda_end(cuda);
 }
 
-static const char *find_text(const char *module, const char *tier) {
-  const char *name, *t, *text;
+static int32_t find_text(const char *module, const char *tier, const char **text) {
+  const char *name, *t;
   size_t bytes;
-  for (int i = 0; kr_cuda_embedded(i, &name, &t, &text, &bytes); i++)
-    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) return text;
-  return NULL;
+  for (int i = 0; kr_cuda_embedded(i, &name, &t, NULL, NULL); i++)
+    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) {
+      kr_cuda_embedded(i, &name, &t, text, &bytes);
+      KR_CHECK(*text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", module);
+      return KRAIT_OK;
+    }
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", module, tier);
 }
 
 static const char *find_cubin(const kr_cuda *cuda, const char *module, const char *tier) {
@@ -153,8 +157,8 @@ static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *ke
 
 /* Machine code for exactly this device, if the build holds it and the driver takes it; else the tier's PTX. */
 static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kernel, void **module) {
-  const char *text = find_text(kernel->module, tier), *cubin = find_cubin(cuda, kernel->module, tier);
-  KR_CHECK(text, KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", kernel->module, tier);
+  const char *text, *cubin = find_cubin(cuda, kernel->module, tier);
+  KR_TRY(find_text(kernel->module, tier, &text));
   if (cubin) {
     const int32_t status = load_module(cuda, cubin, kernel, module);
     if (status != KRAIT_ERR_DRIVER) return status;

@@ -31,6 +31,7 @@ int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier
   size_t bytes;
   KR_CHECK(module && tier && text, KRAIT_ERR_ARGUMENT, "module, tier and text must not be NULL");
   KR_CHECK(kr_cuda_embedded(index, module, tier, text, &bytes), KRAIT_ERR_ARGUMENT, "there is no embedded PTX %d", index);
+  KR_CHECK(*text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", *module);
   return KRAIT_OK;
 }
 

@@ -18,7 +18,8 @@ const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < 2 ? &cub
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {
   static const struct { const char *module, *tier, *text; } texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
   if (index < 0 || index >= 3) return 0;
-  *module = texts[index].module, *tier = texts[index].tier, *text = texts[index].text, *bytes = 1;
+  *module = texts[index].module, *tier = texts[index].tier;
+  if (text) *text = texts[index].text, *bytes = 1;
   return 1;
 }
 
