@@ -60,9 +60,10 @@ def cases():
     yield "rms_norm_fn", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None)
     yield "layer_norm_fn, residual", "norms", "_ADD_NORM", lambda: layer_norm_fn(row, b, b, residual=dt, prenorm=True)
     yield "rmsnorm_fn, gated", "norms", "_GATED_NORM", lambda: rmsnorm_fn(row, b, None, z=dt)
-    ends, xz, project, widen = torch.tensor([0, 3, 16], dtype=torch.int32), torch.randn(2, 16, 16), torch.randn(9, 8), torch.randn(8, 1)
-    yield "causal_conv1d_varlen", "causal_conv1d", "_VARLEN", lambda: causal_conv1d_varlen_states(x[0].t(), ends, 4)
-    yield "mamba_inner_fn", "mamba_inner", "_INNER", lambda: mamba_inner_fn_no_out_proj(xz, w[:, None], b, project, widen, A, None, None, D, bias)
+    tokens, ends, xz = torch.randn(16, 8), torch.tensor([0, 3, 16], dtype=torch.int32), torch.randn(2, 16, 16)
+    project, widen, w3 = torch.randn(9, 8), torch.randn(8, 1), w[:, None]
+    yield "causal_conv1d_varlen", "causal_conv1d", "_VARLEN", lambda: causal_conv1d_varlen_states(tokens, ends, 4)
+    yield "mamba_inner_fn", "mamba_inner", "_INNER", lambda: mamba_inner_fn_no_out_proj(xz, w3, b, project, widen, A, None, None, D, bias)
 
 
 def main():
