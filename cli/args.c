@@ -22,8 +22,10 @@ int kr_usage_error(const char *verb, const char *format, ...) {
   return 2;
 }
 
-int kr_report(const char *verb, int32_t status) {
-  const char *detail = krait_error_detail(), *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
+int kr_report(const char *verb, int32_t status) { return kr_report_detail(verb, status, krait_error_detail()); }
+
+int kr_report_detail(const char *verb, int32_t status, const char *detail) {
+  const char *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
   fprintf(stderr, "krait %s: %s%s%s%s\n", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
   return 1;
 }

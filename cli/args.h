@@ -67,6 +67,7 @@ int kr_precision_parse(const char *verb, const char *text, uint32_t *precision);
 
 /* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */
 int kr_report(const char *verb, int32_t status);
+int kr_report_detail(const char *verb, int32_t status, const char *detail); /* of an error of another thread */
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */
 int kr_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

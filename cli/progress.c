@@ -41,8 +41,7 @@ int32_t kr_progress_show(void *user, int64_t done, int64_t total) {
   return 0;
 }
 
-void kr_progress_end(kr_progress *p) {
-  (void)p;
+void kr_progress_end(void) {
   if (!is_shown) return;
   fprintf(stderr, "\r\033[K");
   fflush(stderr);

@@ -12,7 +12,7 @@ typedef struct kr_progress {
 
 void kr_progress_begin(kr_progress *progress, const char *name, const double *audio_s);
 int32_t kr_progress_show(void *progress, int64_t done, int64_t total); /* a krait_progress_fn */
-void kr_progress_end(kr_progress *progress);                           /* takes the line away */
+void kr_progress_end(void);                                            /* takes the line away */
 int kr_progress_is_shown(void);                                        /* for signal handlers */
 
 #endif

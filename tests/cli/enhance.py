@@ -93,6 +93,22 @@ def check_pipes_and_names(folder):
     check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is as it was")
 
 
+def check_several_at_once(folder):
+    names = [f"{i}.wav" for i in range(7)]
+    for i, name in enumerate(names):
+        write_wav(folder / name, noisy(3000 + 5000 * (i % 3), 16000))
+    (folder / "3.wav").write_text("not audio")
+    inputs = [folder / name for name in names]
+    alone = enhance(*inputs, "-o", folder / "alone", "--jobs", 1)
+    together = enhance(*inputs, "-o", folder / "together", "--jobs", 3, "--json")
+    check(alone.returncode == together.returncode == 1 and alone.stderr == together.stderr and together.stderr.count(b"\n") == 1, "one line for the bad one")
+    results = [json.loads(line) for line in together.stdout.splitlines()]
+    check([r["input"] for r in results] == [str(p) for p in inputs] and "not an audio file" in results[3]["error"], "results in the inputs' order")
+    for name in names[:3] + names[4:]:
+        check((folder / "alone" / name).read_bytes() == (folder / "together" / name).read_bytes(), f"{name}: the same alone and together")
+    check_error(2, "--jobs", "enhance", *inputs, "--jobs", 0)
+
+
 def check_json_scores_and_plot(folder):
     clean = [0.3 * math.sin(i * 0.05) * math.sin(i * 0.0005) for i in range(24000)]
     write_wav(folder / "clean.wav", clean)
@@ -240,7 +256,7 @@ def check_demo(folder):
     check(abs(report["noisy"]["si_sdr_db"] - 1.852) < 0.001 and gain > 5, f"the demo gains {gain} dB of SI-SDR: {report}")
 
 
-for part in (check_demo, check_good, check_pipes_and_names, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_progress, check_interrupt):
+for part in (check_demo, check_good, check_pipes_and_names, check_several_at_once, check_json_scores_and_plot, check_bad_inputs, check_bad_weights, check_progress, check_interrupt):
     with tempfile.TemporaryDirectory() as name:
         part(pathlib.Path(name))
 finish()
