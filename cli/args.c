@@ -10,7 +10,7 @@
 
 #include <krait/model.h>
 
-enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 100, HELP_COLUMN = 26 };
+enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 80, HELP_COLUMN = 26 };
 
 int kr_usage_error(const char *verb, const char *format, ...) {
   va_list list;

@@ -14,10 +14,10 @@ static const struct {
 } verbs[] = {
     {"enhance", cmd_enhance, "remove noise from recordings of speech"},
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?"},
-    {"info", cmd_info, "what a weights file holds, or what this program and machine can do"},
+    {"info", cmd_info, "what a weights file holds, or this program and machine"},
     {"convert", cmd_convert, "weights of any format to safetensors"},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},
-    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment does not run, and what to do"},
+    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure"},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine"},
     {"bench", cmd_bench, "how long things take on this machine"},
     {"version", cmd_version, "print the version"},
