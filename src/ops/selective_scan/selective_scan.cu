@@ -140,7 +140,7 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_DTYPE == 0 && KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_plan p) { scan_chunk(p, 4, 0, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_plan p) { scan_chunk(p, 4, 1, 0); }
