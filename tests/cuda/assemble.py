@@ -92,15 +92,16 @@ def main():
              "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.",
              "The driver compiles a module when it is first used and keeps the result; `meson configure build -Dcubins=sm_90,sm_120` embeds machine code for these two as well,", "so that nothing is compiled on them.", "",
              f"Modules: {', '.join(modules)}.", "",
-             "| architecture | GPUs | tier | modules | ptxas | kernels that spill registers (bytes) |", "|---|---|---|---|---|---|"]
+             "| architecture | GPUs | tier | modules | ptxas | kernels that spill registers |", "|---|---|---|---|---|---|"]
     for (arch, tier), row in sorted(table.items()):
-        spills = ", ".join(f"{k} {n}" for k, n in sorted(row["spills"].items())) or "none"
+        worst = max(row["spills"], key=row["spills"].get, default="")
+        spills = f"{len(row['spills'])}, at most {row['spills'][worst]} bytes ({worst})" if worst else "none"
         lines.append(f"| sm_{arch} | {NAMES.get(arch, '')} | {tier} | {len(row['modules'])} | {', '.join(sorted(row['releases']))} | {spills} |")
-    shown = [k for k in sorted(table) if k[0] in (50, 75, 80, 90, 120)]
-    lines += ["", "Registers of the kernels that most of the time goes to, by architecture and tier (the last ptxas that knows it).", "",
-              "| kernel | " + " | ".join(f"sm_{a} {t}" for a, t in shown) + " |", "|---|" + "---|" * len(shown)]
-    for kernel in sorted({k for key in shown for k in table[key]["registers"]}):
-        lines.append(f"| {kernel} | " + " | ".join(str(table[key]["registers"].get(kernel, "")) for key in shown) + " |")
+    shown = [k for k in sorted(table) if k[0] in (50, 70, 75, 80, 90, 120)]
+    for title, what in (("Registers of the kernels that most of the time goes to, by architecture and tier (the last ptxas that knows it).", "registers"), ("Bytes that kernels spill there.", "spills")):
+        lines += ["", title, "", "| kernel | " + " | ".join(f"sm_{a} {t}" for a, t in shown) + " |", "|---|" + "---|" * len(shown)]
+        for kernel in sorted({k for key in shown for k in table[key][what]}):
+            lines.append(f"| {kernel} | " + " | ".join(str(table[key][what].get(kernel, "")) for key in shown) + " |")
     if o.write:
         pathlib.Path(o.write).write_text("\n".join(lines) + "\n")
     print(f"{assemblies} assemblies over {len({a for a, _ in table})} architectures, {len(problems)} problems")

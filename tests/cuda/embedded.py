@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""embedded.py KRAIT PTX_DIR: the device code inside the program is what the compiler wrote, but for comments and blanks."""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+
+def tokens(path):
+    text = re.sub(r"//[^\n]*", "", path.read_text())
+    return re.sub(r" ?, ?", ",", " ".join(text.split()))
+
+
+krait, built = sys.argv[1], pathlib.Path(sys.argv[2])
+with tempfile.TemporaryDirectory() as folder:
+    subprocess.run([krait, "info", "--dump-ptx", folder], check=True, stdout=subprocess.PIPE)
+    dumped = sorted(pathlib.Path(folder).iterdir())
+    wrong = [p.name for p in dumped if tokens(p) != tokens(built / p.name)]
+for name in wrong:
+    print(f"{name}: the program's text is not the compiler's")
+print(f"{len(dumped)} texts, {len(wrong)} wrong")
+sys.exit(1 if wrong or not dumped else 0)
