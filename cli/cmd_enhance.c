@@ -17,12 +17,10 @@
 #include "interrupt.h"
 #include "progress.h"
 
-enum { MOST_JOBS = 16, JOBS_ON_GPU = 4 }; /* on a GPU one recording's copies and transforms hide behind the others' passes */
-
 typedef struct settings {
   const char *out, *plot, *reference;
   int as_json;
-  int64_t n_jobs; /* 0: as suits the device */
+  int64_t n_jobs;
   kr_run run;
   const char *precision;
   krait_model_options model;
@@ -91,7 +89,7 @@ typedef struct batch {
   const settings *s;
   const krait_ctx *ctx;
   const krait_model *model;
-  krait_session *sessions[MOST_JOBS];
+  krait_session *sessions[KR_CREW_MOST];
   const kr_pairs *pairs;
   outcome *outcomes;
   int n_failed;
@@ -100,7 +98,7 @@ typedef struct batch {
 /* Of several recordings the first that is not done. */
 typedef struct watched {
   kr_progress progress;
-  const kr_crew *crew;
+  kr_crew *crew;
   int piece;
 } watched;
 
@@ -109,7 +107,7 @@ static int32_t show(void *user, int64_t done, int64_t total) {
   return kr_crew_is_next(w->crew, w->piece) ? kr_progress_show(&w->progress, done, total) : 0;
 }
 
-static void enhance_one(void *user, const kr_crew *crew, int worker, int piece) {
+static void enhance_one(void *user, kr_crew *crew, int worker, int piece) {
   batch *b = user;
   const kr_pair *pair = &b->pairs->pairs[piece];
   outcome *o = &b->outcomes[piece];
@@ -142,13 +140,11 @@ static void tell(void *user, int piece) {
 }
 
 static int enhance_pairs(batch *b) {
-  const int n_jobs = b->s->n_jobs ? (int)b->s->n_jobs : krait_ctx_device(b->ctx) == KRAIT_DEVICE_CPU ? 1 : JOBS_ON_GPU;
-  const kr_crew_work work = {.n_pieces = b->pairs->n, .n_workers = n_jobs, .user = b, .work = enhance_one, .tell = tell};
+  const kr_crew_work work = {.n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell};
   b->outcomes = calloc((size_t)b->pairs->n, sizeof *b->outcomes);
-  if (!b->outcomes) return kr_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
-  kr_crew_run(&work);
-  for (int i = 0; i < MOST_JOBS; i++) krait_session_close(&b->sessions[i]);
-  for (int i = 0; i < b->pairs->n; i++) free(b->outcomes[i].error);
+  if (!b->outcomes || kr_crew_run(&work) != 0) b->n_failed += kr_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
+  for (int i = 0; i < KR_CREW_MOST; i++) krait_session_close(&b->sessions[i]);
+  for (int i = 0; b->outcomes && i < b->pairs->n; i++) free(b->outcomes[i].error);
   free(b->outcomes);
   return b->n_failed > 0;
 }
@@ -185,7 +181,7 @@ static int check_settings(const settings *s, const kr_pairs *pairs) {
 
 int cmd_enhance(int argc, char **argv) {
   int first;
-  settings s = {.model.size = sizeof s.model};
+  settings s = {.n_jobs = 1, .model.size = sizeof s.model};
   const kr_option options[] = {
       KR_TEXT("output", 'o', "FILE|DIR", &s.out, "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT beside each input"),
       KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "weights (.safetensors, .th, .pt); default: those inside the program"),
@@ -194,7 +190,7 @@ int cmd_enhance(int argc, char **argv) {
       KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
       KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
       KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
-      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, MOST_JOBS, "recordings at a time (default: 4 on a GPU, 1 on a CPU, whose threads share each)"),
+      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, KR_CREW_MOST, "recordings at a time (default: 1); each takes its own working memory"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };

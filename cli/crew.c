@@ -16,9 +16,10 @@ struct kr_crew {
 typedef struct member {
   kr_crew *crew;
   int worker;
+  pthread_t thread;
 } member;
 
-int kr_crew_is_next(const kr_crew *crew, int piece) { return atomic_load(&((kr_crew *)crew)->told) == piece; }
+int kr_crew_is_next(kr_crew *crew, int piece) { return atomic_load(&crew->told) == piece; }
 
 static void *run_member(void *user) {
   const member *m = user;
@@ -40,33 +41,18 @@ static void *run_member(void *user) {
   return NULL;
 }
 
-static void run_alone(kr_crew *crew) {
-  for (int i = 0; i < crew->work->n_pieces; i++) {
-    crew->work->work(crew->work->user, crew, 0, i);
-    crew->work->tell(crew->work->user, i);
-    atomic_store(&crew->told, i + 1);
+int kr_crew_run(const kr_crew_work *work) {
+  const int wanted = work->n_workers < work->n_pieces ? work->n_workers : work->n_pieces;
+  kr_crew crew = {.work = work, .lock = PTHREAD_MUTEX_INITIALIZER, .is_done = calloc((size_t)work->n_pieces, 1)};
+  member members[KR_CREW_MOST] = {{&crew, 0, 0}};
+  if (!crew.is_done) return -1;
+  int n = 1;
+  for (; n < wanted; n++) {
+    members[n] = (member){&crew, n, 0};
+    if (pthread_create(&members[n].thread, NULL, run_member, &members[n]) != 0) break; /* fewer do it too */
   }
-}
-
-void kr_crew_run(const kr_crew_work *work) {
-  const int n = work->n_workers < work->n_pieces ? work->n_workers : work->n_pieces;
-  kr_crew crew = {.work = work, .is_done = calloc((size_t)work->n_pieces + 1, 1)};
-  member *members = calloc((size_t)n + 1, sizeof *members);
-  pthread_t *threads = calloc((size_t)n + 1, sizeof *threads);
-  if (!crew.is_done || !members || !threads || pthread_mutex_init(&crew.lock, NULL) != 0) {
-    run_alone(&crew);
-  } else {
-    int n_threads = 1;
-    members[0] = (member){&crew, 0};
-    for (; n_threads < n; n_threads++) {
-      members[n_threads] = (member){&crew, n_threads};
-      if (pthread_create(&threads[n_threads], NULL, run_member, &members[n_threads]) != 0) break;
-    }
-    run_member(&members[0]);
-    for (int i = 1; i < n_threads; i++) pthread_join(threads[i], NULL);
-    pthread_mutex_destroy(&crew.lock);
-  }
-  free(threads);
-  free(members);
+  run_member(&members[0]);
+  for (int i = 1; i < n; i++) pthread_join(members[i].thread, NULL);
   free(crew.is_done);
+  return 0;
 }

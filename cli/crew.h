@@ -3,17 +3,18 @@
 #define KR_CREW_H
 
 typedef struct kr_crew kr_crew;
+enum { KR_CREW_MOST = 16 };
 
 typedef struct kr_crew_work {
-  int n_pieces, n_workers;
+  int n_pieces, n_workers; /* both at least 1; at most KR_CREW_MOST workers */
   void *user;
-  void (*work)(void *user, const kr_crew *crew, int worker, int piece); /* pieces are begun in order */
-  void (*tell)(void *user, int piece);                                  /* once per piece, one at a time, in order, as soon as it and all before it are done */
+  void (*work)(void *user, kr_crew *crew, int worker, int piece); /* pieces are begun in order */
+  void (*tell)(void *user, int piece);                            /* once per piece, one at a time, in order, as soon as it and all before it are done */
 } kr_crew_work;
 
-/* Returns when all is told. The calling thread is worker 0; where threads cannot be had it does everything. */
-void kr_crew_run(const kr_crew_work *work);
+/* Returns 0 when all is told, -1 without memory for it. The calling thread is worker 0. */
+int kr_crew_run(const kr_crew_work *work);
 /* Whether all before this piece is told: who may show progress. */
-int kr_crew_is_next(const kr_crew *crew, int piece);
+int kr_crew_is_next(kr_crew *crew, int piece);
 
 #endif
