@@ -97,6 +97,6 @@ int32_t kr_selective_scan_case(kr_case *c, int64_t index) {
   if (!(a->call.flags & KRAIT_SCAN_BOTH) && kr_case_chance(c, 0.5))
     kr_case_view(c, &a->last_state, "last_state", KR_OUT, a->A.dtype, KR_SHAPE(a->S ? a->S : a->B, a->D, a->N));
   if (is_complex && a->last_state.data) kr_case_bound(c, &a->last_state, 1e-4, 1e-30);
-  else if (a->L > 4000 && a->last_state.data) kr_case_bound(c, &a->last_state, 2e-5, 1e-5); /* of a few elements, which may pass through zero */
+  else if (a->L > 4000 && a->last_state.data) kr_case_bound(c, &a->last_state, 2e-5, 1e-30);
   return KRAIT_OK;
 }
