@@ -1,6 +1,6 @@
 /* primeknet_recurrence_tensor.cu: the steps of GRU and LSTM with states 64 wide, from Ampere on: gates are the rows of a product by tensor
- * cores, sequences its columns. Float32 throughout: its factors are split into halves. Two layers run in one launch, the second some frames
- * behind the first. */
+ * cores, sequences its columns. One layer alone computes as float32 does: factors are split into two halves. Two layers in one launch, the
+ * second some frames behind the first, take weights rounded to float16, as the other products of that mode do; states stay split. */
 #include "primeknet_recurrence.cuh"
 
 enum { H = 64, COLUMNS = 8, STATE_PITCH = 36, PLANE = COLUMNS * STATE_PITCH }; /* words of two states; columns 4 banks apart */
