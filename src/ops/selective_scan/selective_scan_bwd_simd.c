@@ -19,7 +19,7 @@ typedef struct run {
   int64_t rows_per_item, n_chunks; /* sequences of an item, items along sequences */
   int64_t blocks;                  /* of a whole range */
   int64_t record, n_records;       /* floats of a block's sums; chunks x blocks */
-  int64_t shared;                  /* floats of dB (and of dC) by range; 0 where items write them themselves */
+  int64_t shared, shared_row;      /* floats of dB (and of dC) by range, 0 where items write them themselves; of a state's steps, whole vectors */
   int64_t interval;                /* steps between kept states: a stretch or a tile */
   int64_t n_kept, work;            /* of the longest sequence; floats of a work area */
   float *sums, *shared_B, *shared_C, *works;
@@ -69,7 +69,8 @@ static run plan_run(const bwd_args *a) {
   r.record = whole_lines(sum_offset(&r, SUM_BIAS) + KR_VL);
   r.interval = in.L / STRETCH > MOST_CHECKPOINTS ? r.p.tile : STRETCH;
   r.n_kept = (in.L + r.interval - 1) / r.interval;
-  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = whole_lines(in.B * in.G * r.p.n_ranges * r.p.values * in.L);
+  r.shared_row = whole_lines(in.L);
+  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = in.B * in.G * r.p.n_ranges * r.p.values * r.shared_row;
   r.work = work_floats(&r);
   float *scratch = a->call.scratch;
   r.sums = scratch;
@@ -497,7 +498,7 @@ static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch,
 
 /* Partial sums: [b][g][range][n][time]. */
 static float *partial_of(const run *r, float *partial, int64_t b, int64_t g, int64_t range) {
-  return partial + ((b * r->p.in.G + g) * r->p.n_ranges + range) * r->p.values * r->p.in.L;
+  return partial + ((b * r->p.in.G + g) * r->p.n_ranges + range) * r->p.values * r->shared_row;
 }
 
 static void put_shared(item *it, const krait_view *v, float *partial, const float *gather, float *matrix, int64_t i0, int n, int turn) {
@@ -510,7 +511,7 @@ static void put_shared(item *it, const krait_view *v, float *partial, const floa
   }
   float *base = partial_of(it->r, partial, it->w.b, it->g, it->range_index) + it->w.first + i0 * it->w.step;
   for (int64_t k = 0; k < p->values; k++) {
-    float *place = base + k * p->in.L;
+    float *place = base + k * it->r->shared_row;
     const float *sum = matrix + k * p->tile;
     if (turn == 2)
       for (int i = 0; i < n; i++) place[i * it->w.step] += sum[i];
@@ -649,14 +650,14 @@ enum { FINISHED_STEPS = 256 };
 /* FINISHED_STEPS steps from t on: the ranges' sums added and written. */
 static void finish_shared_steps(const run *r, const krait_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
   const scan_plan *p = &r->p;
-  const int64_t L = p->in.L, n = L - t < FINISHED_STEPS ? L - t : FINISHED_STEPS;
+  const int64_t row = r->shared_row, n = p->in.L - t < FINISHED_STEPS ? p->in.L - t : FINISHED_STEPS;
   float *first = partial_of(r, partial, b, g, 0) + t;
   for (int64_t range = 1; range < p->n_ranges; range++) {
     const float *more = partial_of(r, partial, b, g, range) + t;
     for (int64_t k = 0; k < p->values; k++)
-      for (int64_t i = 0; i < n; i++) first[k * L + i] += more[k * L + i];
+      for (int64_t i = 0; i < n; i++) first[k * row + i] += more[k * row + i];
   }
-  write_shared(p, first, L, v, &(scan_walk){.b = b, .first = t, .n = n, .step = 1}, g, 0, (int)n);
+  write_shared(p, first, row, v, &(scan_walk){.b = b, .first = t, .n = n, .step = 1}, g, 0, (int)n);
 }
 
 static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
