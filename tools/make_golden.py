@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Writes the committed golden pairs, tests/golden/primeknet/*.safetensors (see the README there).
+"""Writes the committed golden pairs, tests/golden/primeknet/*.safetensors, and the weights in wide/ (see the README there).
 
     make_golden.py [OUT]
 """
 
+import json
 import os
 import sys
 
-from primeknet_twin import check, random_golden
+import torch
+
+from primeknet_twin import build, check, random_golden, randomise, save_safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -20,11 +23,30 @@ PAIRS = (
     ("odd-mamba",         21, "mamba", False),
 )
 
+# Weights alone, of the widths that the published models have and device code is made for, with few bins; the rest as small as may be.
+WIDE = (
+    ("wide-mamba", "mamba", dict(dense_channel=64, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, freq_block_kernel=[3, 11])),
+    ("wide-gru",   "gru",   dict(dense_channel=20, gru_layers=3, gru_hidden_size=64, freq_block_kernel=[1, 5])),
+    ("wide-lstm",  "lstm",  dict(dense_channel=12, lstm_layers=2, lstm_hidden_size=64, freq_block_kernel=[3])),
+)
+
+
+def write_wide(out):
+    for seed, (name, stage, more) in enumerate(WIDE):
+        cfg = dict(fft_len=60, sigmoid_beta=2.0, dense_depth=1, num_tsblock=1, time_block_num=1, freq_block_num=1, causal=False, **more)
+        torch.manual_seed(seed)
+        net = build("primeknet_" + stage, cfg)
+        randomise(net, torch.Generator().manual_seed(seed))
+        meta = {"model": "primeknet_" + stage, "config": json.dumps(cfg), "source": "make_golden.py, seed %d" % seed}
+        save_safetensors(os.path.join(out, name + ".weights.safetensors"), {k: v.half() for k, v in net.state_dict().items()}, meta)
+
 
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "tests", "golden", "primeknet")
     for name, seed, stage, causal in PAIRS:
         random_golden(out, seed, stage, causal, name)
+    os.makedirs(os.path.join(out, "wide"), exist_ok=True)
+    write_wide(os.path.join(out, "wide"))
     return 1 if check(out, 2e-5) else 0
 
 

@@ -61,6 +61,26 @@ KR_DEV float kr_tanh(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y)
 KR_DEV uint16_t kr_to_bf16(float v) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
 KR_DEV uint32_t kr_pack_bf16(float low, float high) { uint32_t h; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
 KR_DEV uint32_t kr_pack_f16(float low, float high) { uint32_t h; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low)); return h; }
+
+/* d += a b by a warp's tensor cores: m16n8k16, float16 factors. With g = lane / 4 and q = lane % 4 a lane has in a: row g (a[0], a[2]) and
+ * row g + 8, columns 2 q, 2 q + 1 and, from a[2] on, eight further; in b0 and b1: the same rows of column g; in d: columns 2 q and 2 q + 1 of
+ * row g, then of row g + 8. */
+KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* A barrier (1 to 15) for THREADS of the block's threads, whole warps. */
+template <int BARRIER, int THREADS>
+KR_DEV void kr_sync_some(void) { asm volatile("bar.sync %0, %1;" : : "n"(BARRIER), "n"(THREADS) : "memory"); }
+
+/* A message between blocks: what was written before it is seen by who has waited for it. */
+KR_DEV void kr_publish(int32_t *to, int value) { asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(to), "r"(value) : "memory"); }
+KR_DEV void kr_await(const int32_t *from, int least) {
+  int value;
+  do asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  while (value < least);
+}
 #endif
 #endif /* KR_EMULATE */
 

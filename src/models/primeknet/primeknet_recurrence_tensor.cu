@@ -31,11 +31,6 @@ KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fr
   }
 }
 
-KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high parts, then one
  * of low ones. */
 template <int OWN>
@@ -48,7 +43,7 @@ KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) mma(sums[i], w[k][i], column[k * 8], column[k * 8 + 4]);
+    for (int i = 0; i < 2; i++) kr_mma(sums[i], w[k][i], column[k * 8], column[k * 8 + 4]);
 }
 
 /* The recurrent part of the gates of a unit in this thread's sequences: [sequence][gate]. EXACT: as float32 would have it, but for
@@ -118,15 +113,8 @@ KR_DEV void fetch(const pk_recurrence &p, int64_t first, int t, frame<OWN> &to) 
 
 /* What the threads that bring frames have stored, as one message. */
 KR_DEV void publish(int32_t *progress, int frames) {
-  asm volatile("bar.sync 1, 256;" : : : "memory");
-  if (kr_thread() == THREADS) asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(progress), "r"(frames) : "memory");
-}
-
-/* Waits until the first layer has made that many frames. */
-KR_DEV void await(const int32_t *progress, int frames) {
-  int made;
-  do asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(made) : "l"(progress) : "memory");
-  while (made < frames);
+  kr_sync_some<1, THREADS>();
+  if (kr_thread() == THREADS) kr_publish(progress, frames);
 }
 
 KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float (&bias)[4]) {
@@ -142,7 +130,7 @@ KR_DEV void make_gates(const pk_recurrence &p, int64_t first, int base, const fr
   const int lane = kr_thread() & 31, mine = lane / 4, unit = kr_thread() % THREADS / 4, frame = base + (lane & 3) * 2 / SEQUENCES;
   const int64_t sequence = first + (lane & 3) * 2 % SEQUENCES;
   float sums[2][4] = {};
-  multiply(w.high, shared.h[base + mine / SEQUENCES + 1 & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3), sums);
+  multiply(w.high, shared.h[(base + mine / SEQUENCES + 1) & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3), sums);
   float *to = p.gates + (sequence * p.T + frame) * p.G * H + unit;
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -171,7 +159,7 @@ KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared)
       const float *gates = shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit;
       const float in[4] = {gates[0], gates[H], gates[2 * H], p.G == 4 ? gates[3 * H] : 0.0f};
       recurrent_unit(p.G, in, own[j], 1, &state[j], &cell[j]);
-      store_state(shared.h[t + 1 & 3], j, unit, state[j]);
+      store_state(shared.h[(t + 1) & 3], j, unit, state[j]);
       if (ROLE != FIRST && first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
     }
   }
@@ -186,14 +174,14 @@ KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, int32_t *progres
   fragments w;
   if (ROLE == FIRST) load_weights(p, p.next_w, kr_thread() % THREADS / 4, w), load_bias(p, p.next_bias, kr_thread() % THREADS / 4, bias);
   for (int t = 0; t < AHEAD - 1; t++) {
-    if (ROLE == SECOND && t == 0) await(progress, p.T < AHEAD - 1 ? p.T : AHEAD - 1);
+    if (ROLE == SECOND && t == 0) kr_await(progress, p.T < AHEAD - 1 ? p.T : AHEAD - 1);
     if (t < p.T) fetch(p, first, t, shared.frames[t]);
     kr_commit_copies();
   }
 #pragma unroll 1
   for (int t0 = 0; t0 < p.T; t0 += CHUNK) {
     const int end = t0 + CHUNK < p.T ? t0 + CHUNK : p.T;
-    if (ROLE == SECOND) await(progress, end + AHEAD - 1 < p.T ? end + AHEAD - 1 : p.T);
+    if (ROLE == SECOND) kr_await(progress, end + AHEAD - 1 < p.T ? end + AHEAD - 1 : p.T);
 #pragma unroll 1
     for (int t = t0; t < end; t++) {
       kr_copied<AHEAD - 2>();

@@ -78,15 +78,9 @@ KR_DEV void take(const tile &from, factors &f) {
     }
 }
 
-KR_DEV void mma(float (&d)[4], const uint32_t (&a)[4], float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kr_float_to_bits(b0)), "r"(kr_float_to_bits(b1)));
-}
-
 /* A panel of weights, from the row on that the tile's first column meets, and of it the columns column0... */
 typedef struct weights {
-  kr_float4 b[4];
+  kr_raw16 b[4];
 } weights;
 
 /* Columns that do not exist are read as others, and their results stored nowhere. */
@@ -94,7 +88,7 @@ KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
   const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
   const float *from = w + ((int64_t)(n < per_row ? n : 0) * 32 + (kr_thread() & 31)) * 4;
 #pragma unroll
-  for (int k = 0; k < 4; k++) to.b[k] = load4(from + (k * 16 < K ? k * per_row * 128 : 0));
+  for (int k = 0; k < 4; k++) to.b[k] = *(const kr_raw16 *)(from + (k * 16 < K ? k * per_row * 128 : 0));
 }
 
 /* Adds rows times weights. */
@@ -102,7 +96,7 @@ KR_DEV void multiply(const tile &, const factors &f, const weights &w, sums &s) 
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) mma(s.v[i][0], f.a[i][k], w.b[k].v[0], w.b[k].v[1]), mma(s.v[i][1], f.a[i][k], w.b[k].v[2], w.b[k].v[3]);
+    for (int i = 0; i < 2; i++) kr_mma(s.v[i][0], f.a[i][k], w.b[k].w[0], w.b[k].w[1]), kr_mma(s.v[i][1], f.a[i][k], w.b[k].w[2], w.b[k].w[3]);
 }
 
 KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) { return w + fragments + (int64_t)k * Np / 2; }

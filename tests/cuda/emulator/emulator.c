@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "half.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #define HAVE_ASAN 1
@@ -19,7 +21,7 @@
 #endif
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
-enum { MAX_COPIES = 128 };
+enum { MAX_COPIES = 128, N_BARRIERS = 16 };
 enum { DONE, READY, AT_BARRIER, AT_WARP };
 
 /* An asynchronous copy of 16 bytes that has not arrived. */
@@ -35,9 +37,10 @@ typedef struct fiber {
   unsigned char *stack;
   void *fake_stack;
   int state;
+  int barrier, n_expected; /* which, and for how many threads; 0: all that are not done */
   int64_t n_barriers;
   unsigned n_shuffles;
-  float deposit[2]; /* of the even and the odd shuffles */
+  float deposit[2][12]; /* of the even and the odd shuffles; products by tensor cores take all of them */
   copy copies[MAX_COPIES];
   int n_copies;
   unsigned n_groups; /* committed */
@@ -51,7 +54,7 @@ static const void *scheduler_bottom;
 static size_t scheduler_bytes;
 static kr_emulated_kernel *kernels, *launched;
 static const void *launched_args;
-static int order, warp_order[MAX_WARPS], lane_order[WARP];
+static int order, blocks_in_order, warp_order[MAX_WARPS], lane_order[WARP];
 static int64_t skipped_barrier = -1, n_skipped, n_launches;
 static uint32_t random_state = 1;
 static struct { const void *image; const char *module; } images[512];
@@ -61,6 +64,7 @@ extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared
 
 void kr_emulated_add(kr_emulated_kernel *kernel) { kernel->next = kernels, kernels = kernel; }
 void kr_emulated_order(int o) { order = o; }
+void kr_emulated_blocks_in_order(int yes) { blocks_in_order = yes; }
 void kr_emulated_skip_barrier(int64_t n) { skipped_barrier = n; }
 int64_t kr_emulated_launches(void) { return n_launches; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
@@ -148,9 +152,17 @@ static void resume(int thread) {
 
 /* ---- what kernels call -------------------------------------------------------------------------------------------- */
 
-void kr_emulated_sync(void) {
+void kr_emulated_sync_some(int barrier, int n_threads) {
+  running->barrier = barrier, running->n_expected = n_threads;
   if (running->n_barriers++ == skipped_barrier) n_skipped++;
   else wait_for(AT_BARRIER);
+}
+
+void kr_emulated_sync(void) { kr_emulated_sync_some(0, 0); }
+
+/* Blocks run one after another. */
+void kr_emulated_await(const int32_t *from, int least) {
+  if (*from < least) fprintf(stderr, "emulator: %s waits for a block that has not run\n", launched->name), abort();
 }
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
@@ -176,12 +188,39 @@ void kr_emulated_await_copies(unsigned n_under_way) {
   running->n_copies = n;
 }
 
-float kr_emulated_shuffle(float v, int other) {
-  const unsigned which = running->n_shuffles++ & 1; /* two places: a fast lane may be one shuffle ahead of a slow one */
-  running->deposit[which] = v;
+/* Shows the warp some values. Returns which of two places they are in: a fast lane may be one exchange ahead of a slow one. */
+static unsigned deposit(const float *values, size_t bytes) {
+  const unsigned which = running->n_shuffles++ & 1;
+  memcpy(running->deposit[which], values, bytes);
   wait_for(AT_WARP);
+  return which;
+}
+
+float kr_emulated_shuffle(float v, int other) {
+  const unsigned which = deposit(&v, sizeof v);
   if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP || fibers[other].n_shuffles < running->n_shuffles) return NAN; /* gone before this one */
-  return fibers[other].deposit[which];
+  return fibers[other].deposit[which][0];
+}
+
+/* Lane 4 g + q has columns 2 q + {0, 1, 8, 9} of rows g and g + 8 of a, and those rows of column g of b. */
+void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  const uint32_t words[6] = {a[0], a[2], a[1], a[3], b0, b1};
+  float factors[12];
+  for (int i = 0; i < 12; i++) factors[i] = kr_f16_to_float((uint16_t)(words[i / 2] >> i % 2 * 16));
+  const unsigned which = deposit(factors, sizeof factors);
+  const int lane = kr_emulated_now.thread % WARP;
+  const fiber *warp = fibers + kr_emulated_now.thread - lane;
+  double sums[4] = {0};
+  for (int q = 0; q < 4; q++) {
+    const float *row = warp[lane / 4 * 4 + q].deposit[which];
+    for (int i = 0; i < 4; i++) {
+      const float *column = warp[(lane % 4 * 2 + i % 2) * 4 + q].deposit[which] + 8;
+      for (int k = 0; k < 4; k++) sums[i] += (double)row[i / 2 * 4 + k] * (double)column[k];
+    }
+  }
+  for (int l = 0; l < WARP; l++)
+    if (warp[l].n_shuffles < running->n_shuffles) fprintf(stderr, "emulator: %s: a product without lane %d\n", launched->name, l), abort();
+  for (int i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
 }
 
 /* ---- a block ------------------------------------------------------------------------------------------------------ */
@@ -200,6 +239,21 @@ static int count(int first, int n, int state) {
 static void release(int first, int n, int state) {
   for (int i = first; i < first + n; i++)
     if (fibers[i].state == state) fibers[i].state = READY;
+}
+
+/* Lets those go on whose barrier has all it waits for. Returns how many. */
+static int release_barriers(int n, int n_done) {
+  int released = 0;
+  for (int b = 0; b < N_BARRIERS; b++) {
+    int waiting = 0, expected = n - n_done;
+    for (int i = 0; i < n; i++)
+      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) waiting++, expected = b ? fibers[i].n_expected : expected;
+    if (!waiting || waiting != expected) continue;
+    for (int i = 0; i < n; i++)
+      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) fibers[i].state = READY;
+    released += waiting;
+  }
+  return released;
 }
 
 /* Until every thread of the warp is done or at the block's barrier, or waits for threads that will not come. */
@@ -247,21 +301,20 @@ static void run_block(unsigned shared_bytes) {
   for (int i = 0; i < n; i++) fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0, fibers[i].n_copies = 0, fibers[i].n_groups = 0;
   for (;;) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
-    const int done = count(0, n, DONE), waiting = count(0, n, AT_BARRIER);
+    const int done = count(0, n, DONE);
     if (done == n) break;
-    if (done + waiting != n) fail_stuck(n);
-    release(0, n, AT_BARRIER);
+    if (!release_barriers(n, done)) fail_stuck(n);
   }
   free(kr_emulated_now.dynamic_shared);
 }
 
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
-  const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2], first = order == KR_ORDER_RANDOM ? (int64_t)random_below((uint32_t)n_blocks) : 0;
+  const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2], first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
   n_launches++;
   if (block > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", block), abort();
   for (int64_t k = 0; k < n_blocks; k++) {
-    const int64_t i = order == KR_ORDER_BACKWARDS ? n_blocks - 1 - k : (first + k) % n_blocks;
+    const int64_t i = order == KR_ORDER_BACKWARDS && !blocks_in_order ? n_blocks - 1 - k : (first + k) % n_blocks;
     kr_emulated_now = (kr_emulated_place){.block_threads = (int)block, .grid_x = (int)grid[0],
       .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
     run_block(shared_bytes);

@@ -22,6 +22,9 @@ void kr_emulated_copy16(void *to, const void *from); /* garbage until the thread
 void kr_emulated_commit_copies(void);
 void kr_emulated_await_copies(unsigned n_under_way);
 float kr_emulated_shuffle(float v, int other); /* the value of another thread of the warp */
+void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
+void kr_emulated_sync_some(int barrier, int n_threads);
+void kr_emulated_await(const int32_t *from, int least);
 
 typedef struct kr_emulated_kernel {
   const char *module, *name;
@@ -33,6 +36,7 @@ void kr_emulated_add(kr_emulated_kernel *kernel);
 /* ---- for tests ---- */
 enum { KR_ORDER_FORWARDS, KR_ORDER_BACKWARDS, KR_ORDER_RANDOM, KR_N_ORDERS };
 void kr_emulated_order(int order);              /* of threads and blocks, from the next launch on */
+void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait for those before them */
 void kr_emulated_skip_barrier(int64_t n);       /* every thread walks through its n-th block barrier (from 0); -1: none */
 void kr_emulated_name(const void *image, const char *module); /* the module that a loaded image stands for */
 int64_t kr_emulated_launches(void);
@@ -69,6 +73,11 @@ KR_DEV void kr_copy16(void *shared, const void *from) { kr_emulated_copy16(share
 KR_DEV void kr_commit_copies(void) { kr_emulated_commit_copies(); }
 template <int N>
 KR_DEV void kr_copied(void) { kr_emulated_await_copies(N); }
+KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma(d, a, b0, b1); }
+template <int BARRIER, int THREADS>
+KR_DEV void kr_sync_some(void) { kr_emulated_sync_some(BARRIER, THREADS); }
+KR_DEV void kr_publish(int32_t *to, int value) { *to = value; }
+KR_DEV void kr_await(const int32_t *from, int least) { kr_emulated_await(from, least); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }
 KR_DEV float kr_shuffle_up(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() - ((kr_thread() & (width - 1)) >= by ? by : 0)); }
 KR_DEV float kr_shuffle_down(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() + ((kr_thread() & (width - 1)) + by < width ? by : 0)); }
