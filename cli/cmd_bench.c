@@ -17,7 +17,7 @@ enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
   int as_json, with_reference, by_kernel;
-  const char *shape;
+  const char *shape, *dtype;
   kr_run run;
   const char *precision;
   krait_model_options model;
@@ -150,15 +150,18 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
-      KR_SWITCH("reference", 0, &s.with_reference, "also run an operator's reference once"),
+      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator: float32, float16 or bfloat16 (default: float32)"),
+      KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | OPERATOR", "Times the forward pass of the denoiser, or one operator, on this machine.", options, KR_N(options), 1, 1};
+  const kr_verb verb = {"bench", "primeknet | OPERATOR", "Times the forward pass of the denoiser, or one operator, on this machine. An operator stands beside the machine's copies, "
+                        "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
+                        "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
-  return bench_op(argv[first], s.shape, s.with_reference, s.as_json, &s.run);
+  return bench_op(argv[first], s.shape, s.dtype, s.with_reference, s.as_json, &s.run);
 }

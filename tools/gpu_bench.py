@@ -288,7 +288,7 @@ def bench_norm(ctx, rows, peers, backward):
 
 
 def small_calls(ctx):
-    """A call of every op with its result, small enough that the host is what takes time."""
+    """A small call of every op with its result."""
     x = torch.randn(2, 64, 256, device="cuda", dtype=torch.bfloat16)
     x2, (w, b) = x.view(-1, 256), (torch.randn(64, 4, device="cuda"), torch.randn(64, device="cuda"))
     t, dout, out, out2 = scan_inputs(2, 64, 256, 16, torch.bfloat16), torch.randn_like(x), torch.empty_like(x), torch.empty_like(x2)
@@ -300,19 +300,36 @@ def small_calls(ctx):
             ("add_norm_bwd", norm_call(ctx, "add_norm_bwd", 128, 256, dict(v=x2, dout=dout.view(-1, 256), dx=out2)), out2)]
 
 
-def host_overhead(ctx):
-    """Microseconds of a call on the host through ctypes, which takes some of them itself; the device keeps up."""
-    import time
-    for name, call, _ in small_calls(ctx):
-        call.args.call.stream = torch.cuda.current_stream().cuda_stream
-        spent = []
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(50):
-                call.run(call.ctx, call.ref)
-            spent.append((time.perf_counter() - start) / 50 * 1e6)
-        print(f"  host time of {name}: {sorted(spent)[10]:.2f} us")
+class Timing(ct.Structure):
+    _fields_ = [("size", ct.c_uint32), ("n_runs", ct.c_int32), ("best_s", ct.c_double), ("median_s", ct.c_double), ("reference_s", ct.c_double), ("flops", ct.c_double), ("bytes", ct.c_double), ("exps", ct.c_double),
+                ("row", ct.c_char_p), ("host_s", ct.c_double), ("n_copies", ct.c_int32), ("from_graph", ct.c_int32)]
+
+
+class Limits(ct.Structure):
+    _fields_ = [("size", ct.c_uint32), ("reserved", ct.c_uint32), ("copy_bytes_per_s", ct.c_double), ("exps_per_s", ct.c_double), ("flops_per_s", ct.c_double)]
+
+
+def device_limits(ctx):
+    limits = Limits(ct.sizeof(Limits))
+    assert lib.krait_measure_limits(ctx, ct.byref(limits)) >= 0, lib.krait_error_detail().decode()
+    return limits
+
+
+OPS = ["selective_scan", "selective_scan_bwd", "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd"]
+SMALL = {"s": b"B=2,D=64,L=256", "c": b"B=2,D=64,L=256", "u": b"B=2,D=64", "t": b"B=2,P=64", "n": b"R=128,M=256"}
+
+
+def op_times(ctx, limits):
+    """What krait bench OP prints, of every op: a small call, where the host is what takes time, and the op's default shape. No peers."""
+    for op in OPS:
+        kind = "u" if op.endswith("conv1d_update") else "t" if op == "state_update" else "n" if "norm" in op else op[0]
+        for shape in (SMALL[kind], None):
+            t = Timing(ct.sizeof(Timing))
+            if lib.krait_op_measure(ctx, op.encode(), shape, DTYPES["bfloat16"], ct.c_double(0.1), 0, ct.byref(t)) < 0:
+                print(f"  {op}: {lib.krait_error_detail().decode()}")
+                continue
+            print(f"  {op:22s} {(shape or b'default').decode():16s} device {t.median_s * 1e6:8.2f} us, host {t.host_s * 1e6:6.2f} us, {t.bytes / t.best_s * 1e-9:5.0f} GB/s ({100 * t.bytes / t.best_s / limits.copy_bytes_per_s:3.0f} % of a copy), "
+                  f"exponentials {100 * t.exps / t.best_s / limits.exps_per_s:3.0f} %", flush=True)
 
 
 def same(what, got, want, limit=0.0):
@@ -447,12 +464,9 @@ def main():
     if o.no_torch:
         return selftest(o.selftest)
     backward, only, results = not o.forward_only, o.only.split(","), {}
-    if not o.no_check:
-        a, b = torch.empty(2 << 30, dtype=torch.uint8, device="cuda"), torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
-        ms = median_ms(lambda: b.copy_(a))
-        print(f"{torch.cuda.get_device_name()}: copy {2 * a.numel() / ms * 1e-6:.0f} GB/s")
-        results["copy_gb_s"] = 2 * a.numel() / ms * 1e-6
-        del a, b
+    limits = device_limits(open_ctx(0))
+    results["copy_gb_s"] = limits.copy_bytes_per_s * 1e-9
+    print(f"{torch.cuda.get_device_name()}: copy {limits.copy_bytes_per_s * 1e-9:.0f} GB/s, {limits.flops_per_s * 1e-12:.1f} TFLOP/s, {limits.exps_per_s * 1e-12:.2f} T exponentials/s")
     if o.selftest:
         selftest(o.selftest)
     for tier in o.tiers.split(","):
@@ -465,7 +479,7 @@ def main():
             if word in only:
                 bench(ctx, rows, peers, backward)
         if "host" in only:
-            host_overhead(ctx)
+            op_times(ctx, limits)
         if "graph" in only:
             check_graphs(caps)
         if "long" in only:

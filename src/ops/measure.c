@@ -1,6 +1,7 @@
 /* measure.c: times operators and the machine's limits: copies, exponentials and multiply-adds per second on all threads of a
- * context. Wall-clock; a result is the best and the median of several runs. */
+ * context. Wall-clock; a result is the best and the median of several runs. measure_cuda.c does the same on a GPU. */
 #include <krait/bench.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,15 +9,18 @@
 #include "clock.h"
 #include "limits.h"
 #include "measure_args.h"
+#include "measure_cuda.h"
 #include "op_list.h"
 #include "status.h"
 
-enum { MAX_RUNS = 1000, FEWEST_RUNS = 3 };
+enum { FEWEST_RUNS = 3 };
 
 static int compare_times(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
+
+void kr_sort_times(double *times, int n) { qsort(times, (size_t)n, sizeof *times, compare_times); }
 
 /* Runs row until budget_s is spent, at least a few times after one to warm up. */
 static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_call *c, double budget_s, int most_runs, double *times, int *n_runs) {
@@ -33,37 +37,47 @@ static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_cal
     times[(*n_runs)++] = (double)(kr_clock_ns() - start) * 1e-9;
   }
   kr_free(call->scratch);
-  qsort(times, (size_t)*n_runs, sizeof *times, compare_times);
+  kr_sort_times(times, *n_runs);
   return status;
 }
 
-static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, kr_measured_call *c, double budget_s, int with_reference, krait_op_timing *out) {
-  double times[MAX_RUNS];
-  int n_runs, n_reference;
-  int32_t status = KRAIT_OK;
-  kr_cost cost = {0};
-  KR_TRY(op->check(c->args));
-  const kr_row *row = kr_op_resolve(op, ctx, c->args, &status), *reference = &op->rows[op->n_rows - 1];
-  if (!row) return status;
-  KR_CHECK(ctx->device == KRAIT_DEVICE_CPU, KRAIT_ERR_UNSUPPORTED, "only CPU contexts can time an operator");
-  KR_TRY(time_row(ctx, row, c, budget_s, MAX_RUNS, times, &n_runs));
-  op->cost(c->args, &cost);
-  *out = (krait_op_timing){.size = sizeof *out, .n_runs = n_runs, .best_s = times[0], .median_s = times[n_runs / 2], .flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .row = row->name};
-  if (!with_reference) return KRAIT_OK;
+static int32_t measure_on_cpu(const krait_ctx *ctx, const kr_row *row, const kr_row *reference, kr_measured_call *c, double budget_s, krait_op_timing *out) {
+  double times[KR_MEASURE_RUNS];
+  int n_reference;
+  KR_TRY(time_row(ctx, row, c, budget_s, KR_MEASURE_RUNS, times, &out->n_runs));
+  out->best_s = times[0], out->median_s = times[out->n_runs / 2];
+  if (!reference) return KRAIT_OK;
   KR_TRY(time_row(ctx, reference, c, 0, 1, times, &n_reference));
   out->reference_s = times[0];
   return KRAIT_OK;
 }
 
+static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, kr_measured_call *c, double budget_s, int with_reference, krait_op_timing *out) {
+  int32_t status = KRAIT_OK;
+  kr_cost cost = {0};
+  KR_TRY(op->check(c->args));
+  const kr_row *row = kr_op_resolve(op, ctx, c->args, &status);
+  if (!row) return status;
+  KR_CHECK(!ctx->cuda || !with_reference, KRAIT_ERR_UNSUPPORTED, "the reference runs on the CPU only; time it there, with --device cpu");
+  op->cost(c->args, &cost);
+  *out = (krait_op_timing){.flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .row = row->name};
+  return ctx->cuda ? kr_measure_on_device(ctx, op, row, c, budget_s, out) : measure_on_cpu(ctx, row, with_reference ? &op->rows[op->n_rows - 1] : NULL, c, budget_s, out);
+}
+
 int32_t krait_op_measure(const krait_ctx *ctx, const char *name, const char *shape, int32_t dtype, double budget_s, int32_t with_reference, krait_op_timing *timing) {
   KR_CHECK(ctx && name && timing, KRAIT_ERR_ARGUMENT, "ctx, name and timing must not be NULL");
-  KR_CHECK(timing->size >= sizeof *timing, KRAIT_ERR_STRUCT_SIZE, "krait_op_timing.size is %u, must be %zu", timing->size, sizeof *timing);
+  KR_CHECK(timing->size >= offsetof(krait_op_timing, host_s), KRAIT_ERR_STRUCT_SIZE, "krait_op_timing.size is %u, must be %zu", timing->size, sizeof *timing);
   const kr_op *op = kr_op_find(name);
   KR_CHECK(op, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", name);
   kr_measured_call *c = kr_alloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a call");
   int32_t status = kr_measured_call_open(c, op, shape, dtype);
-  if (status >= 0) status = measure_call(ctx, op, c, budget_s, with_reference, timing);
+  krait_op_timing out;
+  if (status >= 0) status = measure_call(ctx, op, c, budget_s, with_reference, &out);
+  if (status >= 0) {
+    out.size = timing->size;
+    memcpy(timing, &out, timing->size < sizeof out ? timing->size : sizeof out);
+  }
   kr_measured_call_close(c);
   kr_free(c);
   return status;
@@ -112,7 +126,7 @@ int32_t krait_measure_limits(const krait_ctx *ctx, krait_limits *limits) {
   };
   KR_CHECK(ctx && limits, KRAIT_ERR_ARGUMENT, "ctx and limits must not be NULL");
   KR_CHECK(limits->size >= sizeof *limits, KRAIT_ERR_STRUCT_SIZE, "krait_limits.size is %u, must be %zu", limits->size, sizeof *limits);
-  KR_CHECK(ctx->device == KRAIT_DEVICE_CPU, KRAIT_ERR_UNSUPPORTED, "only CPU contexts have these limits");
+  if (ctx->cuda) return kr_measure_device_limits(ctx, limits);
   int k = 0;
   while ((loops[k].needs & ctx->caps) != loops[k].needs) k++; /* the last one needs nothing */
   const int64_t pieces = 4 * krait_ctx_n_threads(ctx);

@@ -14,7 +14,7 @@ static int64_t size_of(const kr_measured_call *c, char letter) { return c->size[
 
 static void *take(kr_measured_call *c, int64_t bytes) {
   void *block = c->n_blocks < KR_MEASURE_BLOCKS ? kr_zalloc((size_t)bytes) : NULL;
-  if (block) c->blocks[c->n_blocks++] = block;
+  if (block) c->blocks[c->n_blocks] = block, c->block_bytes[c->n_blocks++] = (size_t)bytes;
   else c->out_of_memory = 1;
   return block;
 }
@@ -74,22 +74,22 @@ static void build_conv(kr_measured_call *c) {
   krait_causal_conv1d_args *a = (krait_causal_conv1d_args *)c->args;
   a->B = size_of(c, 'B'), a->D = size_of(c, 'D'), a->L = size_of(c, 'L'), a->W = size_of(c, 'W'), a->activation = KRAIT_ACT_SILU;
   a->x = sequence(c, -1, 1), a->out = sequence(c, 0, 0);
-  a->weight = tensor(c, c->dtype, -0.5, 0.5, "DW"), a->bias = tensor(c, c->dtype, -0.1, 0.1, "D");
+  a->weight = tensor(c, KRAIT_F32, -0.5, 0.5, "DW"), a->bias = tensor(c, KRAIT_F32, -0.1, 0.1, "D");
 }
 
 static void build_conv_bwd(kr_measured_call *c) {
   krait_causal_conv1d_bwd_args *a = (krait_causal_conv1d_bwd_args *)c->args;
   a->B = size_of(c, 'B'), a->D = size_of(c, 'D'), a->L = size_of(c, 'L'), a->W = size_of(c, 'W'), a->activation = KRAIT_ACT_SILU;
   a->x = sequence(c, -1, 1), a->dout = sequence(c, -1, 1), a->dx = sequence(c, 0, 0);
-  a->weight = tensor(c, c->dtype, -0.5, 0.5, "DW"), a->bias = tensor(c, c->dtype, -0.1, 0.1, "D");
-  a->dweight = tensor(c, c->dtype, 0, 0, "DW"), a->dbias = tensor(c, c->dtype, 0, 0, "D");
+  a->weight = tensor(c, KRAIT_F32, -0.5, 0.5, "DW"), a->bias = tensor(c, KRAIT_F32, -0.1, 0.1, "D");
+  a->dweight = tensor(c, KRAIT_F32, 0, 0, "DW"), a->dbias = tensor(c, KRAIT_F32, 0, 0, "D");
 }
 
 static void build_conv_update(kr_measured_call *c) {
   krait_causal_conv1d_update_args *a = (krait_causal_conv1d_update_args *)c->args;
   a->B = a->n_states = size_of(c, 'B'), a->D = size_of(c, 'D'), a->L = size_of(c, 'L'), a->W = a->S = size_of(c, 'W'), a->activation = KRAIT_ACT_SILU;
   a->x = tensor(c, c->dtype, -1, 1, "BDL"), a->out = tensor(c, c->dtype, 0, 0, "BDL"), a->conv_state = tensor(c, c->dtype, -1, 1, "BDW");
-  a->weight = tensor(c, c->dtype, -0.5, 0.5, "DW"), a->bias = tensor(c, c->dtype, -0.1, 0.1, "D");
+  a->weight = tensor(c, KRAIT_F32, -0.5, 0.5, "DW"), a->bias = tensor(c, KRAIT_F32, -0.1, 0.1, "D");
 }
 
 static void build_state_update(kr_measured_call *c) {

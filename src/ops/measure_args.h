@@ -8,7 +8,8 @@ enum { KR_MEASURE_BLOCKS = 40 };
 
 typedef struct kr_measured_call {
   _Alignas(16) unsigned char args[4096];
-  void *blocks[KR_MEASURE_BLOCKS]; /* every tensor, and the scratch */
+  void *blocks[KR_MEASURE_BLOCKS]; /* every tensor */
+  size_t block_bytes[KR_MEASURE_BLOCKS];
   int n_blocks;
   int64_t size[26]; /* by letter */
   int32_t dtype;

@@ -36,4 +36,18 @@ if "ampere" in tiers:  # a build with device code
         check(rows and rows[0]["row"] == row, f"{row} is not the first: {rows[:1]}")
     rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", "--tier", "base", env=machine(capability=80)).stdout)["rows"]
     check({r["row"] for r in rows} == {"cuda_base"}, f"--tier base ran {rows}")
+    shape = ("bench", "causal_conv1d", "--shape", "B=2,D=8,L=64,last", "--dtype", "bfloat16")
+    for tier in ("base", "ampere"):
+        timed = json.loads(krait(*shape, "--device", "cuda", "--tier", tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
+        check(timed["row"] == f"cuda_{tier}" and timed["device"] == "GPU 0 (Fake GPU)" and timed["dtype"] == "bfloat16", timed)
+        check(timed["copies"] > 1 and timed["from_graph"] and timed["host_s"] > 0 and timed["limits"]["exps_per_s"] > 0, timed)
+    said = krait(*shape, "--device", "cuda", env=machine(capability=80)).stdout.decode()
+    check("row cuda_ampere on GPU 0 (Fake GPU)" in said and "host time" in said and max(map(len, said.split("\n"))) <= 132, said)
+    check_error(2, "hopper: not in this build", *shape, "--tier", "hopper", env=machine(capability=80))
+    check_error(2, "not base, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
+    check_error(2, "no row takes this call", "bench", "gemm", "--device", "cuda", env=machine(capability=80))
+    check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))
+check_error(2, "--dtype is 'int8'", "bench", "add_norm", "--dtype", "int8")
+timed = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--json").stdout)
+check(timed["copies"] == 0 and timed["host_s"] == 0 and "threads" in timed["device"], timed)
 finish()

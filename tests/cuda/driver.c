@@ -12,6 +12,7 @@
 #include "dlib.h"
 #include "driver.h"
 #include "ladder.h"
+#include <krait/bench.h>
 #include <krait/ops.h>
 
 static const char *fake_path;
@@ -196,6 +197,45 @@ static void a_first_call_may_be_recorded(void **state) {
   }
 }
 
+static int32_t time_norm(krait_ctx *ctx, krait_op_timing *timing) {
+  krait_limits limits = {.size = sizeof limits};
+  int32_t status = krait_op_measure(ctx, "add_norm", "R=4,M=64", KRAIT_F16, 0, 0, timing);
+  return status < 0 ? status : krait_measure_limits(ctx, &limits);
+}
+
+static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  setenv("KR_FAKE_CUDA", "l2=4096,memory=1048576", 1);
+  krait_ctx *ctx = open_gpu();
+  krait_op_timing timing = {.size = sizeof timing};
+  assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
+  assert_string_equal(timing.row, "cuda_ampere");
+  assert_int_equal(timing.n_copies, 3 * 4096 / (4 * 512 + 256) + 1); /* four tensors of 512 bytes, and one of 128 that takes 256 */
+  assert_int_equal(timing.n_runs % timing.n_copies, 0);
+  assert_int_equal(timing.from_graph, 1);
+  assert_true(timing.best_s > 0 && timing.best_s <= timing.median_s && timing.host_s > 0);
+  timing.size = (uint32_t)offsetof(krait_op_timing, host_s); /* of an older caller */
+  timing.n_copies = 77;
+  assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
+  assert_int_equal(timing.n_copies, 77);
+  const int held_before = n_held();
+  fail_at(0, 0);
+  assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
+  const long n = n_calls();
+  int n_failed = 0;
+  for (long i = 1; i <= n; i++) {
+    fail_at(i, 2);
+    n_failed += time_norm(ctx, &timing) < 0;
+    if (n_held() != held_before) fail_msg("call %ld of %ld failed and %d things were kept", i, n, n_held() - held_before);
+  }
+  assert_true(n_failed > n / 2);
+  fail_at(0, 0);
+  assert_int_equal(krait_op_measure(ctx, "add_norm", NULL, KRAIT_F32, 0, 1, &timing), KRAIT_ERR_UNSUPPORTED);
+  krait_ctx_close(&ctx);
+  unsetenv("KR_FAKE_CUDA");
+}
+
 /* gemm has no row for a GPU. out is residual, and A lies backwards. */
 static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *out, krait_ctx_stats *stats) {
   static const float A[6] = {1, 2, 3, 4, 5, 6}, B[6] = {1, -1, 2, 0.5f, 3, 7};
@@ -263,7 +303,7 @@ int main(int argc, char **argv) {
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much),
-                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded),
+                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded), cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
                                      cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -16,6 +17,7 @@
 #include "cuda.h"
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
+#include "limits_plan.h"
 #include "op_list.h"
 #include "status.h"
 
@@ -228,6 +230,31 @@ static void planted_faults_are_found(void **state) {
   }
 }
 
+/* ---- the loops of krait bench -------------------------------------------------------------------------------------- */
+
+static void limit_loops_do_what_is_counted(void **state) {
+  static const kr_kernel kernels[] = {{"limits", "kr_limit_fmas"}, {"limits", "kr_limit_exps"}};
+  static float out[2 * KR_LIMIT_THREADS];
+  kr_limit_plan plan = {.out = out, .factor = 0.999f, .summand = 0.001f, .rounds = 3};
+  kr_cuda *cuda;
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  for (int with_exps = 0; with_exps < 2; with_exps++) {
+    assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, &kernels[with_exps], &(kr_grid){.x = 2, .block = KR_LIMIT_THREADS}, &plan, sizeof plan), KRAIT_OK);
+    for (int i = 0; i < 2 * KR_LIMIT_THREADS; i++) {
+      double sum = 0;
+      for (int k = 0; k < KR_LIMIT_CHAINS; k++) {
+        double x = 0.001 * (i % KR_LIMIT_THREADS + k);
+        for (int n = 0; n < plan.rounds * KR_LIMIT_STEPS; n++) x = with_exps ? exp(-x) : x * 0.999 + 0.001;
+        sum += x;
+      }
+      assert_true(fabs(out[i] - sum) < 1e-4);
+    }
+  }
+  kr_cuda_close(&cuda);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -239,7 +266,7 @@ int main(int argc, char **argv) {
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, "base") == 0) kr_emulated_name(text, module);
   print_message("seed %llu\n", (unsigned long long)seed);
-  const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found)};
+  const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found), cmocka_unit_test(limit_loops_do_what_is_counted)};
   if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;

@@ -62,9 +62,9 @@ int cuGetErrorString(int result, const char **text) { return UNUSED(result), *te
 FAKE(cuDeviceGetCount, (int *n), *n = (int)setting("count=", 1))
 FAKE(cuDeviceGet, (int *device, int ordinal), *device = ordinal)
 FAKE(cuDeviceGetName, (char *name, int bytes, int device), UNUSED(device), snprintf(name, (size_t)bytes, "Fake GPU"))
-FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)1 << 30)
+FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)setting("memory=", 1 << 30))
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
-     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? (int)setting("shared=", 49152) : attribute == 16 ? (int)setting("multiprocessors=", 8) : 8)
+     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? (int)setting("shared=", 49152) : attribute == 16 ? (int)setting("multiprocessors=", 8) : attribute == 38 ? (int)setting("l2=", 8) : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
@@ -99,6 +99,24 @@ FAKE(cuEventCreate, (void **event, unsigned flags), UNUSED(flags), *event = &hel
 FAKE(cuEventRecord, (void *event, void *stream), UNUSED(event), UNUSED(stream))
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
+
+#ifndef KR_EMULATE /* a graph holds nothing: where kernels run, a replay would not */
+static int recording;
+FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode), recording = 1)
+EXPORT int cuStreamEndCapture(void *stream, void **graph);
+int cuStreamEndCapture(void *stream, void **graph) {
+  const int result = failed();
+  UNUSED(stream), recording = 0;
+  if (!result) *graph = &held, held++;
+  return result;
+}
+FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(graph), UNUSED(flags), *instance = &held, held++)
+FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(instance), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING)
+EXPORT int cuGraphExecDestroy(void *instance);
+int cuGraphExecDestroy(void *instance) { return UNUSED(instance), held--, 0; }
+EXPORT int cuGraphDestroy(void *graph);
+int cuGraphDestroy(void *graph) { return UNUSED(graph), held--, 0; }
+#endif
 
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes);
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
