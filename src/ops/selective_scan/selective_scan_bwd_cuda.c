@@ -87,9 +87,11 @@ static int states_over_lanes(const kr_scan_plan *p) {
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
-static void plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx) {
+/* Returns whether the fast kernels take the call; else *p is nothing. */
+static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
   const krait_selective_scan_args f = forward_args(a);
+  if (kr_scan_general(&f) || kr_has(&f.cu_seqlens) || a->call.flags & KRAIT_SCAN_BOTH) return 0;
   kr_scan_plan_of(p, &f, reverse, 3 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
   p->dout = kr_rows_of(&a->dout, reverse, a->L);
   p->du = kr_rows_of(&a->du, reverse, a->L);
@@ -105,6 +107,7 @@ static void plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, con
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return (p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. */
@@ -132,21 +135,11 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   return (blocks + 2 * n - 1) / (2 * n) * 2 < (blocks + 3 * n - 1) / (3 * n) * 3 ? back_two : back_t4;
 }
 
-/* What the fast kernels do not take. */
-static int is_general(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
-  const krait_selective_scan_args f = forward_args(a);
-  kr_scan_plan p;
-  if (kr_scan_general(&f) || kr_has(&f.cu_seqlens) || a->call.flags & KRAIT_SCAN_BOTH) return 1;
-  plan_of(&p, a, ctx);
-  return (p.TT ? lanes_back_bytes(&p) : back_shared_bytes(&p)) > kr_cuda_info(ctx->cuda)->shared_bytes;
-}
-
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
   kr_scan_plan p;
-  if (is_general(ctx, a)) return kr_scan_any_bwd_run(ctx, tier, a);
-  plan_of(&p, a, ctx);
+  if (!plan_of(&p, a, ctx)) return kr_scan_any_bwd_run(ctx, tier, a);
   lay_out(&p, a->call.scratch);
   KR_TRY(sweep(ctx, tier, &p, a->call.scratch, stream));
   const kr_kernel *kernel = back_kernel(ctx, &p);
@@ -167,9 +160,7 @@ const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *
 
 uint64_t kr_selective_scan_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   kr_scan_plan p;
-  if (is_general(ctx, args)) return kr_scan_any_bwd_scratch(ctx, args);
-  plan_of(&p, args, ctx);
-  return lay_out(&p, NULL);
+  return plan_of(&p, args, ctx) ? lay_out(&p, NULL) : kr_scan_any_bwd_scratch(ctx, args);
 }
 
 KR_CUDA_TIERS(selective_scan_bwd, run)
