@@ -7,12 +7,12 @@
  *   kr_v_load_from(p, n)   lanes n.. of the vector at p, zeros before them, which are not touched
  *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
  *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
- *   inverse(v) = 1 / v within 0.6 ulp, for |v| and the result of ordinary size
  *   lost(a,b) = ab less its rounding, which is what fma(a, b, -ab) gives
  *   sum(v) largest(v) -> float; lanes added in a fixed tree; sum_each(r) = lane i the sum of r[i], KR_VL vectors
  *   gt(a,b) lt(a,b) isnan(a) -> mask; select(m, a, b) = m ? a : b
  *   round_i(v) -> kr_vi to nearest even; vi_to_v; scale2(v, i) = v 2^i for i in -126..127
- *   add_exponent(v, t) = v 2^n where t = n + KR_ROUND_MAGIC, bits only: v and the result must be normal numbers
+ *   add_exponent(v, t) = v 2^n where t = n + KR_ROUND_MAGIC, bits only: v and the result must be normal numbers; of 0 it makes
+ *   the number whose exponent bits are n, 0 to 255
  *   split(v, &e) = m in [sqrt(1/2), sqrt(2)) with v = m 2^e, for normal positive v
  *   transpose(r)  KR_VL vectors as a square, in place
  *   gather(p, stride) scatter(p, stride, v)   lanes at p[0], p[stride], ...

@@ -64,7 +64,6 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm256_add_ps(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return _mm256_sub_ps(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return _mm256_mul_ps(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return _mm256_div_ps(a, b); }
-static inline kr_v kr_v_inverse(kr_v a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return _mm256_min_ps(a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return _mm256_max_ps(a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return _mm256_sqrt_ps(a); }
@@ -95,7 +94,7 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(i, _mm256_set1_epi32(127)), 23)));
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }

@@ -51,11 +51,6 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm512_add_ps(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return _mm512_sub_ps(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return _mm512_mul_ps(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return _mm512_div_ps(a, b); }
-/* A division takes the multiplier ten times as long. */
-static inline kr_v kr_v_inverse(kr_v a) {
-  __m512 y = _mm512_rcp14_ps(a);
-  return _mm512_fmadd_ps(y, _mm512_fnmadd_ps(a, y, _mm512_set1_ps(1.0f)), y);
-}
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return _mm512_min_ps(a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return _mm512_max_ps(a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return _mm512_sqrt_ps(a); }
@@ -76,7 +71,7 @@ static inline kr_vi kr_v_round_i(kr_v v) { return _mm512_cvtps_epi32(v); }
 static inline kr_v kr_vi_to_v(kr_vi i) { return _mm512_cvtepi32_ps(i); }
 static inline kr_v kr_v_scale2(kr_v v, kr_vi i) { return _mm512_scalef_ps(v, _mm512_cvtepi32_ps(i)); }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }

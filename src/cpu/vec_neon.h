@@ -69,7 +69,6 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { return vaddq_f32(a, b); }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { return vsubq_f32(a, b); }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { return vmulq_f32(a, b); }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { return vdivq_f32(a, b); }
-static inline kr_v kr_v_inverse(kr_v a) { return kr_v_div(kr_v_set1(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline kr_v kr_v_sqrt(kr_v a) { return vsqrtq_f32(a); }
@@ -92,7 +91,7 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return vmulq_f32(v, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i, vdupq_n_s32(127)), 23)));
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(v), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }

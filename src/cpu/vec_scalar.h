@@ -57,7 +57,6 @@ static inline kr_v kr_v_add(kr_v a, kr_v b) { KR_EACH a.f[k] += b.f[k]; return a
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { KR_EACH a.f[k] -= b.f[k]; return a; }
 static inline kr_v kr_v_mul(kr_v a, kr_v b) { KR_EACH a.f[k] *= b.f[k]; return a; }
 static inline kr_v kr_v_div(kr_v a, kr_v b) { KR_EACH a.f[k] /= b.f[k]; return a; }
-static inline kr_v kr_v_inverse(kr_v a) { return kr_v_div(kr_v_set1(1.0f), a); }
 static inline kr_v kr_v_min(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] < b.f[k] ? a.f[k] : b.f[k]; return a; }
 static inline kr_v kr_v_max(kr_v a, kr_v b) { KR_EACH a.f[k] = a.f[k] > b.f[k] ? a.f[k] : b.f[k]; return a; }
 static inline kr_v kr_v_sqrt(kr_v a) { KR_EACH a.f[k] = sqrtf(a.f[k]); return a; }
@@ -91,7 +90,7 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return v;
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary. */
+/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   KR_EACH v.f[k] = kr_bits_float(kr_float_bits(v.f[k]) + (kr_float_bits(t.f[k]) << 23));
   return v;

@@ -36,7 +36,7 @@ static const function functions[] = {
     {"log1p", kr_v_log1p, log1p, 1, 0},
     {"sigmoid", kr_v_sigmoid, exact_sigmoid, 2, 0},
     {"silu", kr_v_silu, exact_silu, HAS_FMA ? 2 : 2.2, 0},
-    {"silu_fast", kr_v_silu_fast, exact_silu, 3.5, 88 * 0x1p-126},
+    {"silu_fast", kr_v_silu_fast, exact_silu, 2.5, 32 * 0x1p-126},
     {"softplus", kr_v_softplus, exact_softplus, 2, 0},
     {"softplus_fast", kr_v_softplus_fast, exact_softplus, 3, 0x1p-126},
     {"tanh", kr_v_tanh, tanh, 1.5, 0},
