@@ -110,38 +110,49 @@ static inline kr_v kr_v_cos_sin_any(kr_v a, kr_v b, kr_v *sine) {
   return kr_v_load(cosines);
 }
 
-/* e^-c = p 2^n for c in -88.8 .. 87.9, p returned, minimax in ulps: n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s). 2^n is made
- * of bits alone: 0 for n = -127, infinity for n = 128. */
-static inline kr_v kr_exp_minus(kr_v c, kr_v *power) {
+/* For n vectors, at most KR_EACH_MOST, step by step in turn: one after the other they would wait for their latencies. In: c in
+ * -88.8 .. 87.9. Out: e^-c = p 2^n, n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s), minimax in ulps; 2^n is made of bits
+ * alone: 0 for n = -127, infinity for n = 128. */
+enum { KR_EACH_MOST = 4 };
+KR_INLINE void kr_exp_minus_each(const kr_v *c, kr_v *p, kr_v *power, int n) {
+  static const float terms[] = {-8.36871053e-03f, 4.16683874e-02f, -1.66665207e-01f, 4.99999935e-01f, -1.0f, 1.0f};
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC + 127.0f);
-  kr_v t = kr_v_fnma(c, kr_v_set1(1.44269504f), magic), n = kr_v_sub(t, magic);
-  kr_v s = kr_v_fma(n, kr_v_set1(-2.12194440e-4f), kr_v_fma(n, kr_v_set1(0.693359375f), c));
-  kr_v p = kr_v_set1(1.38146118e-03f);
-  p = kr_v_fma(p, s, kr_v_set1(-8.36871053e-03f));
-  p = kr_v_fma(p, s, kr_v_set1(4.16683874e-02f));
-  p = kr_v_fma(p, s, kr_v_set1(-1.66665207e-01f));
-  p = kr_v_fma(p, s, kr_v_set1(4.99999935e-01f));
-  p = kr_v_fma(p, s, kr_v_set1(-1.0f));
-  *power = kr_v_add_exponent(kr_v_zero(), t);
-  return kr_v_fma(p, s, kr_v_set1(1.0f));
+  kr_v s[KR_EACH_MOST];
+  for (int k = 0; k < n; k++) power[k] = kr_v_fnma(c[k], kr_v_set1(1.44269504f), magic);
+  for (int k = 0; k < n; k++) p[k] = kr_v_sub(power[k], magic);
+  for (int k = 0; k < n; k++) s[k] = kr_v_fma(p[k], kr_v_set1(0.693359375f), c[k]);
+  for (int k = 0; k < n; k++) s[k] = kr_v_fma(p[k], kr_v_set1(-2.12194440e-4f), s[k]);
+  for (int k = 0; k < n; k++) p[k] = kr_v_set1(1.38146118e-03f);
+  for (int i = 0; i < 6; i++)
+    for (int k = 0; k < n; k++) p[k] = kr_v_fma(p[k], s[k], kr_v_set1(terms[i]));
+  for (int k = 0; k < n; k++) power[k] = kr_v_add_exponent(kr_v_zero(), power[k]);
 }
-
-/* e^-|x|, 0 below 2^-126: what softplus and its slope are made of. */
-static inline kr_v kr_exp_minus_size(kr_v x) {
-  kr_v power, p = kr_exp_minus(kr_v_min(kr_v_set1(87.9f), kr_v_abs(x)), &power);
+static inline kr_v kr_exp_minus(kr_v c) {
+  kr_v p, power;
+  kr_exp_minus_each(&c, &p, &power, 1);
   return kr_v_mul(p, power);
 }
 
-/* x / (1 + e^-x): where e^-x is 0 or infinity the quotient is x, 0 or NaN, as it should be. */
+/* e^-|x|, 0 below 2^-126: what softplus and its slope are made of. */
+static inline kr_v kr_exp_minus_size(kr_v x) { return kr_exp_minus(kr_v_min(kr_v_set1(87.9f), kr_v_abs(x))); }
+
+/* x / (1 + e^-x), n vectors in place: where e^-x is 0 or infinity the quotient is x, 0 or NaN, as it should be. */
+KR_INLINE void kr_v_silu_fast_each(kr_v *x, int n) {
+  kr_v c[KR_EACH_MOST], p[KR_EACH_MOST], power[KR_EACH_MOST];
+  for (int k = 0; k < n; k++) c[k] = kr_v_min(kr_v_set1(87.9f), kr_v_max(kr_v_set1(-88.8f), x[k]));
+  kr_exp_minus_each(c, p, power, n);
+  for (int k = 0; k < n; k++) p[k] = kr_v_fma(p[k], power[k], kr_v_set1(1.0f));
+  for (int k = 0; k < n; k++) x[k] = kr_v_div(x[k], p[k]);
+}
 static inline kr_v kr_v_silu_fast(kr_v x) {
-  kr_v power, p = kr_exp_minus(kr_v_min(kr_v_set1(87.9f), kr_v_max(kr_v_set1(-88.8f), x)), &power);
-  return kr_v_div(x, kr_v_fma(p, power, kr_v_set1(1.0f)));
+  kr_v_silu_fast_each(&x, 1);
+  return x;
 }
 
 /* silu and its slope from one exponential, held within 2^+-126; e s is sigmoid(-x), without cancellation. */
 static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
   const kr_v one = kr_v_set1(1.0f), least = kr_v_set1(-87.33654f), most = kr_v_set1(86.9f);
-  kr_v power, p = kr_exp_minus(kr_v_min(most, kr_v_max(least, x)), &power), e = kr_v_mul(p, power);
+  kr_v e = kr_exp_minus(kr_v_min(most, kr_v_max(least, x)));
   kr_v s = kr_v_select(kr_v_lt(x, least), kr_v_zero(), kr_v_div(one, kr_v_add(one, e))), value = kr_v_mul(x, s);
   *slope = kr_v_fma(value, kr_v_mul(e, s), s);
   return value;

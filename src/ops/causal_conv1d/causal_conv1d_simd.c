@@ -28,22 +28,36 @@ static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t
 
 /* ---- lanes are time steps ---- */
 
-KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int W, int silu) {
+KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int W) {
   kr_v sum = start;
   for (int k = 0; k < W; k++) sum = kr_v_fma(tap[k], kr_v_load(from + k), sum);
-  return silu ? kr_v_silu_fast(sum) : sum;
+  return sum;
 }
 
-/* taps[k] meets from[i + k]. A whole vector or more: the last one may overlap the one before. Less: whole vectors are read and written. */
+/* n outputs at most two vectors apart, from step i on: the second vector overlaps the first where n is less than two vectors. */
+KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, int n, const kr_v *tap, kr_v start, int W, int silu) {
+  kr_v sum[2];
+  for (int k = 0; k < n; k++) sum[k] = filter_vector(from + at[k], tap, start, W);
+  if (silu) kr_v_silu_fast_each(sum, n);
+  for (int k = 0; k < n; k++) kr_v_store(out + at[k], sum[k]);
+}
+
+/* Outputs i..n-1, n - i or i a whole vector at least: two vectors at a time, the last of which may overlap the one before. Inputs are
+ * asked for `ahead` floats before their turn. */
+KR_INLINE void filter_pairs(const float *from, float *out, int64_t i, int64_t n, const kr_v *tap, kr_v start, int W, int silu, int ahead) {
+  for (; i + KR_VL < n; i += 2 * KR_VL) {
+    const int64_t second = i + 2 * KR_VL <= n ? i + KR_VL : n - KR_VL;
+    for (int k = 0; k < 2 * KR_VL && ahead; k += 16) __builtin_prefetch(from + i + ahead + k);
+    filter_vectors(from, out, (const int64_t[]){i, second}, 2, tap, start, W, silu);
+  }
+  if (i < n) filter_vectors(from, out, (const int64_t[]){n - KR_VL}, 1, tap, start, W, silu);
+}
+
+/* taps[k] meets from[i + k]. Less than a vector: whole vectors are read and written. */
 KR_INLINE void filter_window(const float *from, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
   kr_v tap[MAX_W];
-  const kr_v start = kr_v_set1(bias);
   for (int k = 0; k < W; k++) tap[k] = kr_v_set1(taps[k]);
-  int64_t i = 0;
-  for (; i + KR_VL <= n; i += KR_VL) kr_v_store(out + i, filter_vector(from + i, tap, start, W, silu));
-  if (i == n) return;
-  if (i) i = n - KR_VL;
-  kr_v_store(out + i, filter_vector(from + i, tap, start, W, silu));
+  filter_pairs(from, out, 0, n < KR_VL ? KR_VL : n, tap, kr_v_set1(bias), W, silu, 0);
 }
 
 static void filter_any(const float *window, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
@@ -150,12 +164,7 @@ KR_INLINE void plain_row(const float *x, float *out, int64_t L, const float *wei
   for (int k = 0; k < keep; k++) sum = kr_v_fma(tap[k], kr_v_load_from(x + k - keep, keep - k), sum);
   sum = kr_v_fma(tap[keep], kr_v_load(x), sum);
   kr_v_store(out, silu ? kr_v_silu_fast(sum) : sum);
-  int64_t i = KR_VL;
-  for (; i + KR_VL <= L; i += KR_VL) {
-    __builtin_prefetch(x + i + AHEAD_FLOATS);
-    kr_v_store(out + i, filter_vector(x + i - keep, tap, start, W, silu));
-  }
-  if (i < L) kr_v_store(out + L - KR_VL, filter_vector(x + L - KR_VL - keep, tap, start, W, silu)); /* overlaps */
+  filter_pairs(x - keep, out, KR_VL, L, tap, start, W, silu, AHEAD_FLOATS);
 }
 
 KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int64_t end, int W, int silu) {
@@ -332,14 +341,16 @@ typedef struct stream_side {
 KR_INLINE void prefetch_at(const stream_side *x, int64_t at, int32_t dtype) { __builtin_prefetch((const char *)x->data + at * (dtype == KRAIT_F32 ? 4 : 2)); }
 
 KR_INLINE void stream_vector(const stream_taps *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
-  kr_v input[MAX_W - 1 + STEPS];
+  kr_v input[MAX_W - 1 + STEPS], sum[STEPS];
   for (int k = 0; k < steps; k++) prefetch_at(x, x->at + (LEAD + k) * x->step + i, x_dtype);
   for (int k = 0; k < W - 1 + steps; k++) input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
-  for (int r = 0; r < steps; r++) {
-    kr_v sum = kr_v_load(taps->bias + i);
-    for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_load(taps->weight[k] + i), input[r + k], sum);
-    kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, silu ? kr_v_silu_fast(sum) : sum);
+  for (int r = 0; r < steps; r++) sum[r] = kr_v_load(taps->bias + i);
+  for (int k = 0; k < W; k++) {
+    const kr_v weight = kr_v_load(taps->weight[k] + i);
+    for (int r = 0; r < steps; r++) sum[r] = kr_v_fma(weight, input[r + k], sum[r]);
   }
+  if (silu) kr_v_silu_fast_each(sum, steps);
+  for (int r = 0; r < steps; r++) kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, sum[r]);
 }
 
 /* n_steps steps of n channels. */
