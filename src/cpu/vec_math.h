@@ -45,13 +45,13 @@ static inline kr_v kr_v_exp(kr_v x) {
   return kr_v_ldexp(kr_exp_poly(c, n), n);
 }
 
-/* 2^r for |r| <= 1/2, exactly 1 for 0. */
-static inline kr_v kr_exp2_poly(kr_v r) {
-  kr_v p = kr_v_set1(1.3225707226e-03f);
+/* 2^-r for |r| <= 1/2, exactly 1 for 0. */
+static inline kr_v kr_exp2_minus_poly(kr_v r) {
+  kr_v p = kr_v_set1(-1.3225707226e-03f);
   p = kr_v_fma(p, r, kr_v_set1(9.6717625856e-03f));
-  p = kr_v_fma(p, r, kr_v_set1(5.5508915335e-02f));
+  p = kr_v_fma(p, r, kr_v_set1(-5.5508915335e-02f));
   p = kr_v_fma(p, r, kr_v_set1(2.4022236466e-01f));
-  p = kr_v_fma(p, r, kr_v_set1(6.9314682484e-01f));
+  p = kr_v_fma(p, r, kr_v_set1(-6.9314682484e-01f));
   return kr_v_fma(p, r, kr_v_set1(1.0f));
 }
 
@@ -59,8 +59,12 @@ static inline kr_v kr_exp2_poly(kr_v r) {
  * and no promise on NaN. */
 static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
-  kr_v t = kr_v_fma(a, b, magic);
-  return kr_v_add_exponent(kr_exp2_poly(kr_v_fma(a, b, kr_v_sub(magic, t))), t);
+  kr_v t = kr_v_fma(a, b, magic), n = kr_v_sub(t, magic), p = kr_exp2_minus_poly(kr_v_fnma(a, b, n));
+#ifdef KR_ISA_avx512
+  return _mm512_scalef_ps(p, n); /* one operation; the bits of t take two */
+#else
+  return kr_v_add_exponent(p, t);
+#endif
 }
 
 /* The same for any a b: infinities, zeros and NaN as exp2 has them. */
@@ -68,7 +72,7 @@ static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
   kr_v v = kr_v_min(kr_v_set1(130.0f), kr_v_max(kr_v_set1(-151.0f), kr_v_mul(a, b)));
   kr_v n = kr_v_sub(kr_v_add(v, magic), magic);
-  return kr_v_ldexp(kr_exp2_poly(kr_v_sub(v, n)), n);
+  return kr_v_ldexp(kr_exp2_minus_poly(kr_v_sub(n, v)), n);
 }
 
 /* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three steps,
