@@ -89,13 +89,13 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Random calls until the given seconds have passed, at least 6 that the row takes, at most n_cases. */
-static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
+/* Random calls from the given one on, until the given seconds have passed, at least 6 that the row takes, at most n_cases. */
+static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, int64_t first, double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
   kr_check_result all = {0};
   const double start = now_s();
   kr_emulated_order(order);
   for (int64_t k = 0; k < n_cases && (all.n_runs < 6 || now_s() - start < seconds); k++) {
-    kr_check_options options = {.seed = seed + (uint64_t)order, .first_case = k, .n_cases = 1, .row = row, .report = report, .run_device = run_in_place};
+    kr_check_options options = {.seed = seed + (uint64_t)order, .first_case = first + k, .n_cases = 1, .row = row, .report = report, .run_device = run_in_place};
     kr_check_result one;
     assert_int_equal(kr_check_op(ctx, op, &options, &one), KRAIT_OK);
     all.n_cases++, all.n_runs += one.n_runs, all.n_refused += one.n_refused, all.n_failures += one.n_failures;
@@ -104,6 +104,10 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
   return all;
 }
 
+/* Each order of the threads begins at other calls: the first ones are small, and a slow machine comes no further. The scan's call 22 is
+ * its first one of aligned tensors of the usual sizes. */
+enum { SECOND_START = 22 };
+
 static void agrees_with_the_reference(void **state) {
   const kr_op *op = *state;
   int64_t n_failures = 0, n_runs = 0;
@@ -111,7 +115,7 @@ static void agrees_with_the_reference(void **state) {
   krait_ctx *ctx = open_ctx();
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
-    kr_check_result r = check_op(ctx, op, "cuda_base", order, 2.5 * (double)percent / 100, op->n_cases, print_line);
+    kr_check_result r = check_op(ctx, op, "cuda_base", order, order * SECOND_START, 2.5 * (double)percent / 100, op->n_cases, print_line);
     print_message("  %-24s threads %-9s %5lld cases: %5lld run, %4lld refused, worst %.2f of the bound, %.1f s\n", op->name, order_names[order], (long long)r.n_cases, (long long)r.n_runs, (long long)r.n_refused, r.worst, now_s() - start);
     n_failures += r.n_failures, n_runs += r.n_runs;
   }
@@ -130,7 +134,7 @@ static void a_barrier_taken_out_is_missed(void **state) {
   for (int64_t barrier = 0; barrier < 4; barrier++)
     for (int order = 0; order < 2; order++) {
       kr_emulated_skip_barrier(barrier);
-      n_caught += check_op(ctx, op, "cuda_base", order, 0.4, 30, NULL).n_failures;
+      n_caught += check_op(ctx, op, "cuda_base", order, 0, 0.4, 30, NULL).n_failures;
     }
   kr_emulated_skip_barrier(-1);
   krait_ctx_close(&ctx);
@@ -195,7 +199,7 @@ static int run_planted(const char *name, char *said, size_t said_bytes) {
     planted_name = name;
     if (krait_ctx_open(&options, &ctx) < 0) _exit(2);
     int64_t n = 0;
-    for (int order = 0; order < KR_N_ORDERS; order++) n += check_op(ctx, &planted_op, "cuda_base", order, 60, 20, NULL).n_failures;
+    for (int order = 0; order < KR_N_ORDERS; order++) n += check_op(ctx, &planted_op, "cuda_base", order, 0, 60, 20, NULL).n_failures;
     _exit(n > 0);
   }
   close(ends[1]);
