@@ -19,6 +19,8 @@ static void *take(kr_measured_call *c, int64_t bytes) {
   return block;
 }
 
+enum { DRAWN = 1 << 20 }; /* values; longer tensors repeat them */
+
 /* Sizes by letter, outermost first; values low..high. */
 static krait_view tensor(kr_measured_call *c, int32_t dtype, double low, double high, const char *letters) {
   krait_view v = {.dtype = dtype};
@@ -27,12 +29,14 @@ static krait_view tensor(kr_measured_call *c, int32_t dtype, double low, double 
     v.stride[i] = n;
     n *= size_of(c, letters[i]);
   }
-  v.data = take(c, n * (int64_t)krait_dtype_bytes(dtype));
+  const int64_t bytes = (int64_t)krait_dtype_bytes(dtype);
+  v.data = take(c, n * bytes);
   uint32_t state = 12345;
-  for (int64_t i = 0; v.data && i < n; i++) {
+  for (int64_t i = 0; v.data && i < n && i < DRAWN; i++) {
     state = state * 1664525u + 1013904223u;
     kr_put(&v, i, low + (high - low) * (double)(state >> 8) * 0x1p-24);
   }
+  for (int64_t i = DRAWN; v.data && i < n; i += DRAWN) memcpy((char *)v.data + i * bytes, v.data, (size_t)((n - i < DRAWN ? n - i : DRAWN) * bytes));
   return v;
 }
 
