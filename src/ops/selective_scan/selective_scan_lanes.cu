@@ -80,13 +80,13 @@ KR_DEV void scan_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
   if (p.last.data && w.chunk + 1 >= p.n_chunks) keep_states(p, w, TT, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_t8(const kr_scan_plan p) { scan_lanes(p, 8, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_t8_any(const kr_scan_plan p) { scan_lanes(p, 8, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_t32(const kr_scan_plan p) { scan_lanes(p, 32, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_t32_any(const kr_scan_plan p) { scan_lanes(p, 32, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_packed(const kr_scan_plan p) { scan_lanes(p, 32, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t8(const kr_scan_plan p) { scan_lanes(p, 8, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t8_any(const kr_scan_plan p) { scan_lanes(p, 8, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t32(const kr_scan_plan p) { scan_lanes(p, 32, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t32_any(const kr_scan_plan p) { scan_lanes(p, 32, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_packed(const kr_scan_plan p) { scan_lanes(p, 32, 0, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_state(const kr_scan_plan p) { sweep_lanes(p, 32, 1, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_state_any(const kr_scan_plan p) { sweep_lanes(p, 32, 0, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_state_any(const kr_scan_plan p) { sweep_lanes(p, 32, 0, 0, 0); }
 
 /* A run of B or C straight from memory: rows whose groups of four are aligned. */
 KR_DEV void load_states(const lanes_place &w, const kr_scan_mat &m, int n, int64_t t, raw4 (&raw)[QUARTERS]) {

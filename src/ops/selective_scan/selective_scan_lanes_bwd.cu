@@ -263,15 +263,15 @@ KR_DEV void carry_lanes(const kr_scan_plan &p, const int TT, const int DIRECT) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep(const kr_scan_plan p) { sweep_lanes(p, 8, 1, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep_packed(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_packed(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_carry(const kr_scan_plan p) { carry_lanes(p, 8, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_carry_any(const kr_scan_plan p) { carry_lanes(p, 8, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_back_t8(const kr_scan_plan p) { back_lanes(p, 8, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_back_t16(const kr_scan_plan p) { back_lanes(p, 16, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_back_t8_any(const kr_scan_plan p) { back_lanes(p, 8, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_back_t16_any(const kr_scan_plan p) { back_lanes(p, 16, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_lanes_back_packed(const kr_scan_plan p) { back_lanes(p, 8, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_carry_any(const kr_scan_plan p) { carry_lanes(p, 8, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8(const kr_scan_plan p) { back_lanes(p, 8, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16(const kr_scan_plan p) { back_lanes(p, 16, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8_any(const kr_scan_plan p) { back_lanes(p, 8, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16_any(const kr_scan_plan p) { back_lanes(p, 16, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 3) kr_scan_lanes_back_packed(const kr_scan_plan p) { back_lanes(p, 8, 0, 1); }
 
 /* dB and dC: adds the parts of the blocks of a group, a thread per (batch, group, matrix, state, time). */
 KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_lanes_sum_bc(const kr_scan_plan p) {
