@@ -231,11 +231,12 @@ class Operator:
     def keep(self, key, given, taken, note=None):
         """-> (call, tensors that it takes). The call will be found in `known` unless something had to be converted first: then
         its signature is another one. Nor are complex ones, whose signature does not say whether they are conjugates."""
+        call = Call(self, note, any([t is not None and t.requires_grad for t in taken]))
         if any([a is not b or (b is not None and b.is_complex()) for a, b in zip(given, taken)]):
-            return Call(self, note), taken
+            return call, taken
         if len(self.known) >= _MOST_KNOWN:
             self.known.clear()
-        call = self.known[key] = Call(self, note)
+        self.known[key] = call
         return call, taken
 
     def run(self, tensors, flags=0, **numbers):
@@ -246,16 +247,18 @@ class Operator:
 
 
 class Call:
-    """A call that is packed once, but for addresses, and runs on any tensors of the same signature. `note` is its owner's."""
-    __slots__ = ("operator", "words", "address_words", "invoke", "scratch_bytes", "note")
+    """A call that is packed once, but for addresses, and runs on any tensors of the same signature. `note` is its owner's;
+    `has_gradients`: one of the inputs asks for them."""
+    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients")
 
-    def __init__(self, operator, note=None):
-        self.operator, self.words, self.scratch_bytes, self.note = operator, None, 0, note
+    def __init__(self, operator, note=None, has_gradients=False):
+        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients = operator, None, 0, note, has_gradients
 
     def pack(self, tensors, flags=0, **numbers):
         place(*tensors)
         words = array("Q", self.operator.pack(tensors, flags, **numbers))
-        self.address_words, self.invoke = self.operator.address_words, self.operator.invoke
+        self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
+        self.invoke = self.operator.invoke
         self.words = words
 
     def run(self, tensors):
@@ -267,9 +270,8 @@ class Call:
             scratch, words[1:4] = at.lend(self.scratch_bytes)
         else:
             words[1:4] = at.tail()
-        for word, t in zip(self.address_words, tensors):
-            if t is not None:
-                words[word] = t.data_ptr() or 64
+        for word, i in self.addresses:
+            words[word] = tensors[i].data_ptr() or 64
         status = self.invoke(at.context, words.tobytes())
         if status < 0:
             self._run_again(status, at, words)
@@ -287,6 +289,11 @@ class Call:
             _load.fail(status)
 
 
-def signature(tensors, options=()):
-    """What a packed call depends on."""
-    return (*[None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors], *options)
+def signer(n_tensors):
+    """-> signature(tensors, options): what a packed call depends on, and whether it needs a node in the graph. Without a loop, whose
+    steps cost as much as what they look at."""
+    names = ["t%d" % i for i in range(n_tensors)]
+    parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.device, {0}.requires_grad)".format(name) for name in names]
+    values = {}
+    exec("def signature(tensors, options):\n    %s, = tensors\n    return (%s, *options)\n" % (", ".join(names), ", ".join(parts)), values)
+    return values["signature"]

@@ -18,16 +18,17 @@ else:
 
 
 if hasattr(torch, "get_autocast_dtype"):
-    def autocast_dtype(device_type):
-        """The dtype of the autocast region that we are in, None outside of one."""
+    def autocast_dtype(t):
+        """The dtype of the autocast region that we are in for tensors where t lives, None outside of one."""
+        device_type = "cpu" if t.is_cpu else t.device.type
         if device_type == "meta" or not torch.is_autocast_enabled(device_type):
             return None
         return torch.get_autocast_dtype(device_type)
 else:
-    def autocast_dtype(device_type):
-        if device_type == "cuda":
+    def autocast_dtype(t):
+        if t.is_cuda:
             return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-        if device_type == "cpu":
+        if t.is_cpu:
             return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
         return None
 

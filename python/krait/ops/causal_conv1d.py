@@ -3,15 +3,16 @@
 from typing import List, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, signature
-from .._torch import custom_op, differentiable, is_traced, is_tracked, zeros_like
+from .._call import Call, Operator, signer
+from .._torch import custom_op, differentiable, is_traced, zeros_like
 
 _FORWARD = Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")
 _BACKWARD = Operator("causal_conv1d_bwd", "x weight bias seq_idx initial_states dout dfinal_states dx dweight dbias dinitial_states")
 _UPDATE = Operator("causal_conv1d_update", "x conv_state weight bias cache_seqlens conv_state_indices out", x=(2, 3), out=(2, 3))
 _VARLEN = Operator("causal_conv1d_varlen_states", "x cu_seqlens states")
+_signature, _update_signature, _varlen_signature = signer(5), signer(6), signer(2)
 _REVERSE = 1  # KRAIT_CONV1D_REVERSE
 
 
@@ -124,11 +125,11 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
     if is_traced():
         result = _forward(*_check(*tensors), *options)
         return result if return_final_states else result[0]
-    key = signature(tensors, options)
+    key = _signature(tensors, options)
     call = _FORWARD.known.get(key)
     if call is None:
         call, tensors = _FORWARD.keep(key, tensors, _check(*tensors))
-    result = (_apply if is_tracked(tensors) else _run)(call, *tensors, *options)
+    result = (_apply if call.has_gradients and is_grad_enabled() else _run)(call, *tensors, *options)
     return result if return_final_states else result[0]
 
 
@@ -184,7 +185,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
         _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
         return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
     inputs = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    key = signature(inputs, (silu,))
+    key = _update_signature(inputs, (silu,))
     call = _UPDATE.known.get(key)
     if call is None:
         call, _ = _UPDATE.keep(key, inputs, _check_update(*inputs))
@@ -197,7 +198,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """x (total, D), cu_seqlens (S+1) -> (S, D, state_len): each sequence's last inputs, zeros on the left."""
-    key = signature((x, cu_seqlens), (state_len,))
+    key = _varlen_signature((x, cu_seqlens), (state_len,))
     call = _VARLEN.known.get(key)
     if call is None:
         if x.dim() != 2 or cu_seqlens.dim() != 1:

@@ -11,10 +11,10 @@ from typing import List, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.autograd.function import once_differentiable
 
-from .._call import Call, Operator, signature
+from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked
 from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
 from .norms import _add_norm_bwd, add_norm
@@ -26,6 +26,7 @@ _INNER = Operator("mamba_inner", _INPUTS + "out", Bmat=ONE_GROUP, Cmat=ONE_GROUP
 _INNER_BWD = Operator("mamba_inner_bwd", _INPUTS + "dout dxz dconv_weight dconv_bias dx_proj_weight ddt_proj_weight dA dA_reverse dB dC dDvec "
                       "ddelta_bias dB_proj_bias dC_proj_bias dB_norm_weight dC_norm_weight ddt_norm_weight",
                       Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+_signature = signer(16)
 
 
 class _Weights(NamedTuple):
@@ -120,17 +121,17 @@ def _fake_one_call(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, 
     return torch.empty_like(xz[:, :A.shape[0]])
 
 
-def _run_one_call(call, *inputs):
-    xz = inputs[0]
+def _run_one_call(call, tensors, options):
+    xz = tensors[0]
     if call.words is None:
-        out = _fake_one_call(*inputs)
+        out = _fake_one_call(*tensors, *options)
         call.note = out.shape, out.stride()
-        tensors = (*_flat(inputs[:16]), out)
-        _, conv, _, _, delta_proj, A, A_reverse, B, C = inputs[:9]
-        softplus, reverse, eps = inputs[16:]
+        tensors = (*_flat(tensors), out)
+        _, conv, _, _, delta_proj, A, A_reverse, B, C = tensors[:9]
+        softplus, reverse, eps = options
         call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
     else:
-        tensors = (*inputs[:16], torch.empty_strided(*call.note, dtype=xz.dtype, device=xz.device))
+        tensors = (*tensors, xz.new_empty_strided(*call.note))
     call.run(tensors)
     return tensors[16]
 
@@ -140,11 +141,11 @@ def _one_call(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_proj: Ten
               B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
               C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], softplus: bool,
               reverse: bool, eps: float) -> Tensor:
-    return _run_one_call(Call(_INNER), xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm,
-                         delta_norm, softplus, reverse, eps)
+    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
+    return _run_one_call(Call(_INNER), tensors, (softplus, reverse, eps))
 
 
-_apply_one_call = differentiable("MambaInner", _run_one_call, _setup_one_call, _one_call_gradients)
+_apply_one_call = differentiable("MambaInner", lambda call, *inputs: _run_one_call(call, inputs[:16], inputs[16:]), _setup_one_call, _one_call_gradients)
 
 
 # ---- composed ---------------------------------------------------------------------------------------------------------
@@ -323,11 +324,10 @@ class _Composed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         xz, x_dbl, u, raw_delta, *weights = ctx.saved_tensors
-        device_type = xz.device.type
-        if autocast_dtype(device_type) is None:
+        if autocast_dtype(xz) is None:
             dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
         else:
-            with torch.autocast(device_type, enabled=False):
+            with torch.autocast(xz.device.type, enabled=False):
                 dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
         return (dxz, None, *[grads[name] for name in _Weights._fields])
 
@@ -353,30 +353,26 @@ def _compose(xz, w, o):
     return _Composed.apply(xz, o, *w) if is_tracked((xz, *w)) and not is_traced() else _forward(xz, w, o)[0]
 
 
-def _run_traced(xz, w, o):
-    return _one_call(xz, *w, o.softplus, o.reverse, o.eps) if _takes_one_call(xz, w) else _compose(xz, w, o)
-
-
-def _inner(xz, weights, o, dtype):
-    """The chain without its last projection."""
+def _inner(tensors, softplus, reverse, eps, keep, dtype):
+    """The chain of xz and the weights, without its last projection."""
+    options = softplus, reverse, eps
     if is_traced():
-        w = _in_kind(*weights, dtype)
+        xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        return _run_traced(xz, w, o)
-    key = signature((xz, *weights), (dtype, *o))
+        return _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _compose(xz, w, _Options(softplus, keep, eps, reverse))
+    key = _signature(tensors, (*options, keep, dtype))
     call = _INNER.known.get(key)
     if call is None:
-        w = _in_kind(*weights, dtype)
+        xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        call, weights = _INNER.keep(key, weights, w, None if _takes_one_call(xz, w) else _compose)
+        call, tensors = _INNER.keep(key, tensors, (xz, *w), None if _takes_one_call(xz, w) else _compose)
     if call.note is _compose:
-        return _compose(xz, _Weights(*weights), o)
-    tensors = (xz, *weights)
-    return (_apply_one_call if is_tracked(tensors) else _run_one_call)(call, *tensors, o.softplus, o.reverse, o.eps)
+        return _compose(tensors[0], _Weights(*tensors[1:]), _Options(softplus, keep, eps, reverse))
+    return _apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options)
 
 
 def _projected(y, out_proj, out_bias, dtype):
-    return y if out_proj is None else F.linear(y.transpose(1, 2), _cast(out_proj, dtype), _cast(out_bias, dtype))
+    return F.linear(y.transpose(1, 2), _cast(out_proj, dtype), _cast(out_bias, dtype))
 
 
 def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
@@ -384,18 +380,18 @@ def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
                 b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6, reverse=False):
     """xz (B, 2D, L) -> (B, L, M), or (B, D, L) where out_proj_weight is None."""
     assert checkpoint_lvl in (0, 1), "checkpoint_lvl must be 0 or 1"
-    dtype = autocast_dtype(xz.device.type)
-    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight,
-               c_rms_weight, dt_rms_weight)
-    y = _inner(xz, weights, _Options(bool(delta_softplus), checkpoint_lvl == 0, float(b_c_dt_rms_eps), bool(reverse)), dtype)
-    return _projected(y, out_proj_weight, out_proj_bias, dtype)
+    dtype = autocast_dtype(xz)
+    tensors = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias,
+               b_rms_weight, c_rms_weight, dt_rms_weight)
+    y = _inner(tensors, bool(delta_softplus), bool(reverse), float(b_c_dt_rms_eps), checkpoint_lvl == 0, dtype)
+    return y if out_proj_weight is None else _projected(y, out_proj_weight, out_proj_bias, dtype)
 
 
 def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
                   B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True):
     """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out. Each scan adds D u,
     the operator does so once to the sum: it gets 2 D."""
-    dtype = autocast_dtype(xz.device.type)
-    weights = (conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
+    dtype = autocast_dtype(xz)
+    tensors = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
                C_proj_bias, None, None, None)
-    return _projected(_inner(xz, weights, _Options(bool(delta_softplus), False, 0.0, False), dtype), out_proj_weight, out_proj_bias, dtype)
+    return _projected(_inner(tensors, bool(delta_softplus), False, 0.0, False, dtype), out_proj_weight, out_proj_bias, dtype)

@@ -4,15 +4,16 @@ from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, signature
-from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked
+from .._call import Call, Operator, signer
+from .._torch import autocast_dtype, custom_op, differentiable, is_traced
 
 _ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
 _ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
 _GATED_NORM = Operator("gated_norm", "x z weight bias out")
 _GATED_NORM_BWD = Operator("gated_norm_bwd", "x z weight bias dout dx dz dweight dbias")
+_add_norm_signature, _gated_norm_signature = signer(8), signer(4)
 _RMS, _GATE_FIRST = 1, 2  # KRAIT_NORM_RMS and KRAIT_GATED_NORM_RMS; KRAIT_GATED_NORM_GATE_FIRST
 
 
@@ -111,7 +112,7 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     inputs, shape, width, traced = (x, weight, bias, residual, x1, weight1, bias1, rowscale), x.shape, x.shape[-1], is_traced()
     adds = prenorm or residual is not None or x1 is not None or rowscale is not None
     options = (float(eps), bool(is_rms_norm), bool(residual_in_fp32), bool(adds))
-    key = None if traced else signature(inputs, options)
+    key = None if traced else _add_norm_signature(inputs, options)
     call = None if traced else _ADD_NORM.known.get(key)
     if call is None:
         _check_add_norm(*inputs)
@@ -120,14 +121,14 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     rowscale = None if rowscale is None else rowscale.reshape(-1)
     if dropout_p > 0.0:
         rows, mask = _drop(rows, dropout_p, rowscale)
-        call, rowscale = Call(_ADD_NORM), None
+        call, rowscale = Call(_ADD_NORM, has_gradients=call.has_gradients), None
         if rows1 is not None:
             rows1, mask1 = _drop(rows1, dropout_p, None)
     tensors = (rows, weight, bias, residual, rows1, weight1, bias1, rowscale)
     if traced:
         out, out1, total = _add_norm(*tensors, *options)
     else:
-        out, out1, total = (_apply_add_norm if is_tracked(tensors) else _run_add_norm)(call, *tensors, *options)
+        out, out1, total = (_apply_add_norm if call.has_gradients and is_grad_enabled() else _run_add_norm)(call, *tensors, *options)
     results = [_shaped(out, shape)]
     if weight1 is not None:
         results.append(_shaped(out1, shape))
@@ -144,7 +145,7 @@ def add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, resid
     normed = add_norm(x, norm_weight, norm_bias, residual, eps=eps, prenorm=prenorm, residual_in_fp32=residual_in_fp32,
                       is_rms_norm=is_rms_norm)
     y, total = normed if prenorm else (normed, None)
-    dtype = autocast_dtype(x.device.type)
+    dtype = autocast_dtype(x)
     if dtype is not None:
         y = y.to(dtype)
     bias = linear_bias if linear_bias is None else linear_bias.to(y.dtype)
@@ -217,10 +218,10 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
         _check_gated(x, z, weight, bias, options[1])
         return _shaped(_gated(_rows(x, width), _rows(z, width), weight, bias, *options), shape)
     inputs = (x, z, weight, bias)
-    key = signature(inputs, options)
+    key = _gated_norm_signature(inputs, options)
     call = _GATED_NORM.known.get(key)
     if call is None:
         _check_gated(*inputs, options[1])
         call, _ = _GATED_NORM.keep(key, inputs, inputs)
     tensors = (_rows(x, width), _rows(z, width), weight, bias)
-    return _shaped((_apply_gated if is_tracked(tensors) else _run_gated)(call, *tensors, *options), shape)
+    return _shaped((_apply_gated if call.has_gradients and is_grad_enabled() else _run_gated)(call, *tensors, *options), shape)

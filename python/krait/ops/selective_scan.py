@@ -3,15 +3,16 @@
 from typing import List, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, signature
-from .._torch import custom_op, differentiable, is_traced, is_tracked, zeros_like
+from .._call import Call, Operator, signer
+from .._torch import custom_op, differentiable, is_traced, zeros_like
 
 ONE_GROUP = (1, 4)  # the axis of the groups of B and C, where there is one, may be left out of the shape
 _INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
 _FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
 _BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+_signature = signer(12)
 _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 
 
@@ -160,9 +161,9 @@ def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_sof
     if is_traced():
         result = _forward(*_in_kind(*tensors), *options)
         return result if return_last_state else result[0]
-    key = signature(tensors, options)
+    key = _signature(tensors, options)
     call = _FORWARD.known.get(key)
     if call is None:
         call, tensors = _FORWARD.keep(key, tensors, _in_kind(*tensors))
-    result = (_apply if is_tracked(tensors) else _run)(call, *tensors, *options)
+    result = (_apply if call.has_gradients and is_grad_enabled() else _run)(call, *tensors, *options)
     return result if return_last_state else result[0]

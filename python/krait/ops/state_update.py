@@ -5,11 +5,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .._call import Call, Operator, signature
+from .._call import Call, Operator, signer
 from .._torch import custom_op, is_traced
 
 _UPDATE = Operator("state_update", "state x dt A Bmat Cmat Dvec z dt_bias state_batch_indices out", state=(1, 4), x=(1, 3), dt=(1, 3), A=(0, 3), Bmat=(1, 3), Cmat=(1, 3), Dvec=(0, 2), dt_bias=(0, 2), z=(1, 3),
                    out=(1, 3))
+_signature = signer(10)
 _SOFTPLUS = 1  # KRAIT_UPDATE_SOFTPLUS
 
 
@@ -55,7 +56,7 @@ def state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplu
     tensors, softplus = (state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices), bool(dt_softplus)
     if is_traced():
         return _update(*_in_kind(*tensors), softplus)
-    key = signature(tensors, (softplus,))
+    key = _signature(tensors, (softplus,))
     call = _UPDATE.known.get(key)
     if call is None:
         call, tensors = _UPDATE.keep(key, tensors, _in_kind(*tensors))
