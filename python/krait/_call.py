@@ -231,6 +231,7 @@ class Operator:
     def keep(self, key, given, taken, note=None):
         """-> (call, tensors that it takes). The call will be found in `known` unless something had to be converted first: then
         its signature is another one. Nor are complex ones, whose signature does not say whether they are conjugates."""
+        taken = tuple([t.resolve_neg() if t is not None and t.is_neg() else t for t in taken])
         call = Call(self, note, any([t is not None and t.requires_grad for t in taken]))
         if any([a is not b or (b is not None and b.is_complex()) for a, b in zip(given, taken)]):
             return call, taken
@@ -256,6 +257,8 @@ class Call:
 
     def pack(self, tensors, flags=0, **numbers):
         place(*tensors)
+        if any([t is not None and t.is_neg() for t in tensors]):
+            raise RuntimeError("krait: %s: the negative bit of a tensor is set, pass t.resolve_neg()" % self.operator.name)
         words = array("Q", self.operator.pack(tensors, flags, **numbers))
         self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
         self.invoke = self.operator.invoke
@@ -293,7 +296,7 @@ def signer(n_tensors):
     """-> signature(tensors, options): what a packed call depends on, and whether it needs a node in the graph. Without a loop, whose
     steps cost as much as what they look at."""
     names = ["t%d" % i for i in range(n_tensors)]
-    parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.device, {0}.requires_grad)".format(name) for name in names]
+    parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.device, {0}.requires_grad, {0}.is_neg())".format(name) for name in names]
     values = {}
     exec("def signature(tensors, options):\n    %s, = tensors\n    return (%s, *options)\n" % (", ".join(names), ", ".join(parts)), values)
     return values["signature"]

@@ -4,7 +4,6 @@ import functools
 import threading
 
 import torch
-from torch.autograd.function import once_differentiable
 
 _compiler = getattr(torch, "compiler", None)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
@@ -81,6 +80,32 @@ def _with_placeholders(function):
     return complete
 
 
+class _Last(torch.autograd.Function):
+    """Gradients as they are; theirs are refused, also where torch would take them for zero."""
+
+    @staticmethod
+    def forward(ctx, *grads):
+        return tuple([g.view_as(g) for g in grads])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("krait: second derivatives are not implemented: a gradient that one of its operators made cannot be differentiated")
+
+
+def once(backward):
+    """For an autograd node's backward(ctx, *douts): runs it without a graph, on gradients that are what their memory says."""
+    @functools.wraps(backward)
+    def run(ctx, *douts):
+        with torch.no_grad():
+            grads = list(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
+        if torch.is_grad_enabled():
+            given = [i for i, g in enumerate(grads) if g is not None]
+            for i, g in zip(given, _Last.apply(*[grads[i].detach().requires_grad_() for i in given])):
+                grads[i] = g
+        return tuple(grads)
+    return run
+
+
 def differentiable(name, forward, setup, gradients):
     """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx, *douts)
     once, not twice."""
@@ -93,7 +118,7 @@ def differentiable(name, forward, setup, gradients):
         return (None, *gradients(ctx, *douts))
 
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(run),
-                                                   "backward": staticmethod(once_differentiable(run_backward))})
+                                                   "backward": staticmethod(once(run_backward))})
     return node.apply
 
 

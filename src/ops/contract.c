@@ -59,3 +59,12 @@ int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view
   KR_CHECK(before == total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with %lld", op, name, (long long)before, (long long)total);
   return KRAIT_OK;
 }
+
+int32_t kr_need_rows(const char *op, const char *name, const krait_view *view, int64_t n, int64_t n_rows) {
+  for (int64_t i = 0; kr_has(view) && i < n; i++) {
+    int64_t row = kr_get_i32(view, kr_at1(view, i));
+    KR_CHECK(row < n_rows, KRAIT_ERR_ARGUMENT, "%s: %s[%lld] is %lld, must be below %lld (or negative: skipped)", op, name, (long long)i, (long long)row,
+             (long long)n_rows);
+  }
+  return KRAIT_OK;
+}

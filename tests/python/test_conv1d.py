@@ -150,7 +150,7 @@ def test_double_backward_says_no(device):
     x = torch.randn(1, 8, 9, device=device, requires_grad=True)
     out = causal_conv1d_fn(x, torch.randn(8, 4, device=device))
     (grad,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
         grad.sum().backward()
 
 
@@ -213,3 +213,43 @@ def test_empty(device):
 def test_meta():
     out = causal_conv1d_fn(torch.empty(2, 8, 9, device="meta"), torch.empty(8, 4, device="meta"))
     assert out.is_meta and out.shape == (2, 8, 9)
+
+
+@pytest.mark.parametrize("first, last", [(0, 10), (10, 3)])
+def test_update_refuses_rows_that_are_not_there(first, last):
+    """On the CPU; a GPU's indices are not read before it runs."""
+    state, x, weight = torch.randn(10, 8, 4), torch.randn(2, 8), torch.randn(8, 4)
+    before = state.clone()
+    with pytest.raises(RuntimeError, match=r"conv_state_indices\[[01]\] is 10, must be below 10"):
+        causal_conv1d_update(x, state, weight, conv_state_indices=torch.tensor([first, last], dtype=torch.int32))
+    assert torch.equal(state, before)
+
+
+def test_varlen_states_refuses_no_offsets():
+    with pytest.raises(RuntimeError, match="cu_seqlens"):
+        causal_conv1d_varlen_states(torch.randn(4, 8), torch.zeros(0, dtype=torch.int32), 4)
+
+
+def test_a_penalty_on_gradients_is_refused(device):
+    """Also where the gradient that comes in asks for none: torch would count the penalty as a constant."""
+    x, weight = torch.randn(1, 8, 5, device=device, requires_grad=True), torch.randn(8, 4, device=device)
+    loss = causal_conv1d_fn(x, weight, activation="silu").sum()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        (loss + slope.square().sum()).backward()
+
+
+def test_views_with_the_negative_bit(device):
+    """The imaginary part of a conjugate says one thing, its memory the opposite."""
+    z, weight = torch.randn(2, 8, 9, dtype=torch.complex64, device=device), torch.randn(8, 4, device=device)
+    x = z.conj().imag
+    assert x.is_neg()
+    for _ in range(2):
+        torch.testing.assert_close(causal_conv1d_fn(x, weight), causal_conv1d_fn(-z.imag.contiguous(), weight))
+    u = torch.randn(2, 8, 9, device=device, requires_grad=True)
+    causal_conv1d_fn(u, weight).backward(x)
+    got, u.grad = u.grad, None
+    causal_conv1d_fn(u, weight).backward(x.clone())
+    torch.testing.assert_close(got, u.grad)
+    with pytest.raises(RuntimeError, match="negative bit"):
+        causal_conv1d_update(x, torch.randn(2, 8, 9, dtype=torch.complex64, device=device).conj().imag, weight)

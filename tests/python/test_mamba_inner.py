@@ -137,5 +137,5 @@ def test_autocast(device, dtype):
 def test_double_backward_says_no(device):
     t, _ = make(device)
     (grad,) = torch.autograd.grad(mamba_inner_fn(**t).square().sum(), t["xz"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
         grad.sum().backward()

@@ -260,5 +260,5 @@ def test_second_derivatives_say_no(device):
     for out in (causal_conv1d_fn(x, w[:, None].expand(8, 4)), selective_scan_fn(x, x, A, B, B), layer_norm_fn(x, w, w), rmsnorm_fn(x, w, None, z=x),
                 Mamba(8).to(device)(x)):
         (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
+        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             grad.sum().backward()

@@ -101,3 +101,14 @@ def test_wrong_shapes_are_refused(device):
         selective_state_update(state, x, x, torch.zeros(8, 5, device=device), B, B)
     with pytest.raises(RuntimeError):
         selective_state_update(state.double(), x.double(), x.double(), A, B.double(), B.double())
+
+
+@pytest.mark.parametrize("has_heads", [False, True])
+def test_rows_that_are_not_there_are_refused(has_heads):
+    """On the CPU; a GPU's indices are not read before it runs."""
+    inner, groups = ((2, 4), (1,)) if has_heads else ((8,), ())
+    state, x, A, B = torch.randn(5, *inner, 4), torch.randn(2, *inner), -torch.rand(*inner, 4), torch.randn(2, *groups, 4)
+    before = state.clone()
+    with pytest.raises(RuntimeError, match=r"state_batch_indices\[1\] is 5, must be below 5"):
+        selective_state_update(state, x, x.abs(), A, B, B, state_batch_indices=torch.tensor([0, 5], dtype=torch.int32))
+    assert torch.equal(state, before)

@@ -201,7 +201,7 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     key = _varlen_signature((x, cu_seqlens), (state_len,))
     call = _VARLEN.known.get(key)
     if call is None:
-        if x.dim() != 2 or cu_seqlens.dim() != 1:
+        if x.dim() != 2 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
             raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
                                % (tuple(x.shape), tuple(cu_seqlens.shape)))
         call, (x, cu_seqlens) = _VARLEN.keep(key, (x, cu_seqlens), (x, cu_seqlens.to(torch.int32)))

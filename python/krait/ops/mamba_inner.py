@@ -12,10 +12,9 @@ from typing import List, NamedTuple, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
-from torch.autograd.function import once_differentiable
 
 from .._call import Call, Operator, signer
-from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked
+from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked, once
 from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
 from .norms import _add_norm_bwd, add_norm
 from .selective_scan import ONE_GROUP, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
@@ -321,7 +320,7 @@ class _Composed(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dy):
         xz, x_dbl, u, raw_delta, *weights = ctx.saved_tensors
         if autocast_dtype(xz) is None:

@@ -5,6 +5,7 @@
  * A negative conv_state_indices entry: out 0, nothing written. Double accumulation. */
 #include <math.h>
 
+#include "contract.h"
 #include "conv_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -46,6 +47,7 @@ int32_t kr_causal_conv1d_update_ref(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   double *x = a->call.scratch; /* out may be x: outputs go from the last back, and x is kept for the state */
   (void)ctx;
+  KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {
     int64_t row = kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, b)) : b;
     for (int64_t d = 0; d < a->D; d++) {

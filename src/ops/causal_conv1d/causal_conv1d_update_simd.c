@@ -2,6 +2,7 @@
  * small float window [step][lane]. */
 #include <string.h>
 
+#include "contract.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "vec_tile.h"
@@ -85,6 +86,7 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_causal_conv1d_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
+  KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
   kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 64, update_blocks, (void *)args);
   return KRAIT_OK;
 }

@@ -3,6 +3,7 @@
  * Double accumulation; the state is rounded once, when stored. */
 #include <math.h>
 
+#include "contract.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -32,6 +33,7 @@ static double channel_output(const krait_state_update_args *a, int64_t b, int64_
 int32_t kr_state_update_ref(const krait_ctx *ctx, const void *args) {
   const krait_state_update_args *a = args;
   (void)ctx;
+  KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {
     int64_t row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, b)) : b;
     for (int64_t h = 0; h < a->H; h++)

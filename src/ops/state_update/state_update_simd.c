@@ -2,6 +2,7 @@
  * outputs are vectors too; an A that is the same for all states of a channel (Mamba 2) takes one exponential per channel. */
 #include <string.h>
 
+#include "contract.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "vec_tile.h"
@@ -123,6 +124,7 @@ static void update_chunks(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_state_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   const int64_t chunks = (a->P + CHUNK - 1) / CHUNK, values = (a->P < CHUNK ? a->P : CHUNK) * a->N;
+  KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
   kr_parallel(ctx, a->B * a->H * chunks, 1 + 8192 / values, update_chunks, (void *)args);
   return KRAIT_OK;
 }
