@@ -259,6 +259,28 @@ static void offsets_are_read_before_they_are_used(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* On every row of the CPU, before anything is written. */
+static void rows_that_are_not_there_are_refused(void **state) {
+  (void)state;
+  static int32_t indices[2] = {0, 77};
+  static const krait_view rows = {.data = indices, .stride = {1}, .dtype = KRAIT_I32};
+  static unsigned char args[4096];
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  const kr_op *const ops[] = {&kr_op_causal_conv1d_update, &kr_op_state_update};
+  for (int i = 0; i < 2; i++)
+    for (int k = 0; k < ops[i]->n_rows; k++) {
+      if ((ops[i]->rows[k].needs & ctx->caps) != ops[i]->rows[k].needs) continue;
+      fill(ops[i]->name, args);
+      if (i) ((krait_state_update_args *)args)->state_batch_indices = rows;
+      else ((krait_causal_conv1d_update_args *)args)->conv_state_indices = rows;
+      assert_int_equal(ops[i]->rows[k].run(ctx, args), KRAIT_ERR_ARGUMENT);
+      assert_non_null(strstr(krait_error_detail(), i ? "state_batch_indices[1] is 77" : "conv_state_indices[1] is 77"));
+    }
+  krait_ctx_close(&ctx);
+}
+
 static void scratch_too_small(void **state) {
   (void)state;
   static unsigned char args[4096];
@@ -395,6 +417,6 @@ static void projected_or_given(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
-                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(scratch_too_small)};
+                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(rows_that_are_not_there_are_refused), cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
