@@ -61,7 +61,7 @@ static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
   kr_v t = kr_v_fma(a, b, magic), n = kr_v_sub(t, magic), p = kr_exp2_minus_poly(kr_v_fnma(a, b, n));
 #ifdef KR_ISA_avx512
-  return _mm512_scalef_ps(p, n); /* one operation; the bits of t take two */
+  return kr_v_ldexp(p, n); /* one operation; the bits of t take two */
 #else
   return kr_v_add_exponent(p, t);
 #endif

@@ -34,7 +34,7 @@ KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int
   return sum;
 }
 
-/* n outputs at most two vectors apart, from step i on: the second vector overlaps the first where n is less than two vectors. */
+/* n vectors of outputs, at most two, from steps at[0] and at[1] on; they may overlap. */
 KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, int n, const kr_v *tap, kr_v start, int W, int silu) {
   kr_v sum[2];
   for (int k = 0; k < n; k++) sum[k] = filter_vector(from + at[k], tap, start, W);
