@@ -149,10 +149,30 @@ static int enhance_pairs(batch *b) {
   return b->n_failed > 0;
 }
 
+/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/SPEED.md,
+ * "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
+static int is_worth_a_gpu(const kr_pairs *pairs, int32_t n_threads) {
+  double audio_s = 0, one_s;
+  for (int i = 0; i < pairs->n && audio_s <= n_threads; i++)
+    if (krait_audio_length(pairs->pairs[i].in, &one_s) == KRAIT_OK) audio_s += one_s;
+  return audio_s > n_threads;
+}
+
+static int open_ctx(const settings *s, const kr_pairs *pairs, krait_ctx **ctx) {
+  kr_run run = s->run;
+  if ((!run.device || strcmp(run.device, "auto") == 0) && !run.tier && !run.caps) {
+    run.device = "cpu";
+    const int exit_status = kr_run_open_ctx("enhance", &run, ctx);
+    if (exit_status >= 0 || (krait_ctx_caps(*ctx) & KRAIT_CAP_CPU && !is_worth_a_gpu(pairs, krait_ctx_n_threads(*ctx)))) return exit_status;
+    krait_ctx_close(ctx);
+  }
+  return kr_run_open_ctx("enhance", &s->run, ctx);
+}
+
 static int enhance_all(const settings *s, const kr_pairs *pairs) {
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
-  int exit_status = kr_run_open_ctx("enhance", &s->run, &ctx);
+  int exit_status = open_ctx(s, pairs, &ctx);
   if (exit_status >= 0) return exit_status;
   batch b = {.s = s, .ctx = ctx, .pairs = pairs};
   int32_t status = krait_model_open(ctx, &s->model, &model);
@@ -190,13 +210,14 @@ int cmd_enhance(int argc, char **argv) {
       KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
       KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
       KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
-      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, KR_CREW_MOST, "recordings at a time (default: 1); each takes its own working memory"),
+      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, KR_CREW_MOST, "recordings at a time (default: 1); each takes its own working memory. On a GPU 4 take about a quarter less time"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"enhance", "IN... [-o FILE|DIR]",
                         "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel count that libsndfile reads, a folder of "
-                        "them, or '-' for standard input. The output keeps rate, length, channels and format.",
+                        "them, or '-' for standard input. The output keeps rate, length, channels and format. By default a GPU is taken where there is one and more than a "
+                        "second of sound for each thread of the CPU; less is done sooner on the CPU.",
                         options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("enhance", s.precision, &s.model.precision);

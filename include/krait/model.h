@@ -91,6 +91,10 @@ typedef struct krait_enhance_result {
 /* The output keeps rate, length, channels and format of the input. It appears under its name only when complete. */
 KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result);
 
+/* Seconds of sound in a recording, all channels added up, as its header says. INFINITY for standard input and pipes: they say it only
+ * when they have been read. */
+KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
+
 /* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. */
 KRAIT_API void krait_outputs_abandon(void);
 

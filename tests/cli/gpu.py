@@ -1,16 +1,43 @@
 """--device, --tier and --no-fallback on machines whose driver is broken, old or absent: a fake driver library. Usage: gpu.py KRAIT FAKE."""
 import json
 import os
+import pathlib
 import sys
+import tempfile
+import wave
 
 from run import check, check_error, finish, krait
 
 FAKE = sys.argv[2]
+WEIGHTS = pathlib.Path(__file__).parent.parent / "golden" / "primeknet" / "tiny-mamba.weights.safetensors"
 
 
 def machine(library=FAKE, **settings):
     tell = ",".join(f"{k}={v}" for k, v in settings.items())
     return dict(os.environ, KRAIT_LIBCUDA=library, KR_FAKE_CUDA=tell)
+
+
+def check_device_for_length():
+    """By itself enhance takes a GPU for more than a second of sound per thread, channels and recordings added up."""
+    def takes(device, *args, stdin=None):
+        done = krait("enhance", "--weights", WEIGHTS, "--json", *args, env=machine(capability=80), stdin=stdin)
+        found = [json.loads(line)["device"] for line in done.stdout.decode().splitlines()]
+        check(done.returncode == 0 and set(found) == {device}, f"{args} took {found}, not {device}: {done.stderr.decode()}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / name for name in ("mono.wav", "stereo.wav")]
+        for channels, path in enumerate(paths, 1):
+            with wave.open(str(path), "wb") as file:
+                file.setparams((channels, 2, 16000, 0, "NONE", ""))
+                file.writeframes(bytes(2 * channels * 12000))  # 0.75 s, and 1.5 s for both channels
+        mono, stereo = paths
+        takes("cpu", mono, "--threads", 1)
+        takes("cuda:0", mono, "--threads", 1, "--device", "cuda")
+        takes("cuda:0", mono, "--threads", 1, "--tier", "base")
+        takes("cuda:0", stereo, "--threads", 1)
+        takes("cpu", stereo, "--threads", 2)
+        takes("cuda:0", mono, stereo, "--threads", 2)
+        takes("cuda:0", "-", "-o", pathlib.Path(folder) / "out.wav", "--threads", 4, stdin=mono.read_bytes())
 
 
 broken = {"no driver": (machine("/no/such/libcuda.so"), "no NVIDIA driver"), "init fails": (machine(init=999), "as the test asked"),
@@ -29,6 +56,7 @@ for name, (env, words) in broken.items():
     check(listed["why_none"] or name == "old GPU", f"{name}: {listed}")
 tiers = json.loads(krait("devices", "--json", env=machine(capability=80)).stdout)["devices"][0]["tiers"]
 if "ampere" in tiers:  # a build with device code
+    check_device_for_length()
     check_error(2, "hopper: not in this build", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "the device is older", "bench", "primeknet", "--tier", "ampere", env=machine(capability=75))
     for env, row in ((machine(capability=80), "cuda_ampere"), (dict(machine(capability=80), KRAIT_TIER="base"), "cuda_base")):

@@ -1,4 +1,9 @@
 /* enhance_session.c: krait_enhance_*: recordings through the model of a session. */
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "audio.h"
 #include "denoiser.h"
 #include "enhance.h"
 #include "outfile.h"
@@ -21,6 +26,22 @@ int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *
   KR_TRY(kr_session_denoiser(session, &denoiser));
   if (result) *result = found;
   return kr_enhance_file(&denoiser, options, result ? result : &found);
+}
+
+int32_t krait_audio_length(const char *path, double *audio_s) {
+  struct stat file;
+  kr_audio_in *in = NULL;
+  KR_CHECK(path && audio_s, KRAIT_ERR_ARGUMENT, "path and audio_s must not be NULL");
+  *audio_s = INFINITY;
+  if (strcmp(path, "-") == 0 || (stat(path, &file) == 0 && S_ISFIFO(file.st_mode))) return KRAIT_OK;
+  *audio_s = 0;
+  int32_t status = kr_audio_open(path, &in);
+  if (status == KRAIT_OK) {
+    const kr_audio_info *info = kr_audio_in_info(in);
+    *audio_s = (double)info->n_frames / info->sample_rate_hz * info->n_channels;
+  }
+  kr_audio_close(&in);
+  return status;
 }
 
 void krait_outputs_abandon(void) { kr_outfile_abandon_all(); }
