@@ -127,6 +127,12 @@ KR_DEV float kr_softplus(float v) {
   return kr_select(v > 20.0f, v, kr_select(v < -5.0f, small, large));
 }
 
+/* The same of w log 2. */
+KR_DEV float kr_softplus_log2(float w) {
+  const float e = kr_exp2(w), small = e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f), large = kr_select(w > 20.0f * KR_LOG2E, w, kr_log2(1.0f + e));
+  return kr_select(w < -5.0f * KR_LOG2E, small, KR_LN2 * large);
+}
+
 /* The slope of softplus where its value is y: 1 - e^-y; for small y the difference loses digits, so the series takes over. */
 KR_DEV float kr_softplus_slope(float y) {
   float small = y * kr_fma(y, kr_fma(y, 0.16666667f, -0.5f), 1.0f);

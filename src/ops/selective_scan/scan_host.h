@@ -22,6 +22,10 @@ int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_pl
 /* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
 int kr_scan_is_aligned(const kr_scan_plan *p);
 
+/* Whether selective_scan_whole.cu walks along u, delta and B; its shared memory, with or without output. */
+int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p);
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, int state);
+
 /* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);
 int32_t kr_scan_any_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);

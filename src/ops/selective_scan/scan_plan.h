@@ -10,6 +10,7 @@
 #include "rows.h"
 
 #define KR_SCAN_THREADS 128
+#define KR_SCAN_WHOLE_PACKS 4 /* of 16 bytes of a row in a tile of selective_scan_whole.cu */
 #define KR_SCAN_BWD_TILE 16
 #define KR_SCAN_BWD_ROW 84 /* floats of a channel of a tile in shared memory */
 #define KR_SCAN_PART 4096 /* floats of the threads' parts of dB and dC over four steps, with four states per lane */
@@ -45,7 +46,7 @@ typedef struct kr_scan_plan {
   int64_t seq_b, seq_t;
   const int32_t *offsets; /* sequence b lies in steps offsets[b] ... offsets[b + 1] - 1 of the one row there is, or absent */
   int64_t offsets_step;
-  int32_t reverse, brief; /* brief: kr_scan_short */
+  int32_t reverse, brief, whole; /* brief: kr_scan_short; whole: selective_scan_whole.cu */
   int32_t TT, direct, slab; /* lanes.cuh: lanes of a channel (0: not this way), all tensors aligned, states of B and C in shared memory at a time */
   float *chunk_state;     /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */

@@ -13,6 +13,8 @@ static const kr_kernel carry_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_ca
 static const kr_kernel carry_combine[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_carry_combine");
 static const kr_kernel sum_bc[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_bc"), sum_d[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_d");
 
+#define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
+static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"), WHOLE("kr_scan_whole_sweep_t16")};
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")}, lanes_carry[2][3] = {LANES("kr_scan_lanes_carry_any"), LANES("kr_scan_lanes_carry")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
@@ -112,13 +114,16 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. */
 static int32_t sweep(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
+  const int whole = kr_scan_is_whole(ctx, p);
+  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? whole_sweep[p->T_shift - 2] : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
   const kr_kernel *carry = p->TT ? lanes_carry[p->direct] : p->S == 1 ? carry_s1 : carry_s4;
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : shared_bytes(p, 0), .stream = stream};
+  kr_grid sweeping = grid;
+  if (whole) sweeping.shared_bytes = kr_scan_whole_bytes(p, 1);
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   if (p->TT && p->n_kept == 0) return KRAIT_OK;
   if (p->n_chunks > 1) kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &sweeping, p, sizeof *p));
   if (p->n_chunks == 1) return KRAIT_OK;
   KR_TRY(kr_scan_chunk_walk(ctx, tier, p, stream));
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &carry[p->u.dtype], &grid, p, sizeof *p));

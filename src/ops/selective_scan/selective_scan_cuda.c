@@ -7,6 +7,9 @@
 
 #define KERNELS(name) KR_BY_TYPE("selective_scan", name)
 static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
+#define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
+static const kr_kernel whole[3][3] = {WHOLE("kr_scan_whole_t4"), WHOLE("kr_scan_whole_t8"), WHOLE("kr_scan_whole_t16")};
+static const kr_kernel whole_state[3][3] = {WHOLE("kr_scan_whole_state_t4"), WHOLE("kr_scan_whole_state_t8"), WHOLE("kr_scan_whole_state_t16")};
 static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KERNELS("kr_scan_state_s1");
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes", name)
 static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")}, lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
@@ -109,6 +112,25 @@ static void cut_short(kr_scan_plan *p) {
   p->brief = p->n_chunks = 1;
 }
 
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, int state) {
+  enum { PACKS = KR_SCAN_WHOLE_PACKS };
+  const int rows = (state ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32, tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
+  const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16);
+  return (uint32_t)((state ? 2 : 3) * per_lane * KR_SCAN_THREADS * 16 + rows * PACKS * 16 + 2 * KR_SCAN_THREADS / 32 * warp_floats * 4 + 2 * rows * tile * 4);
+}
+
+/* Less than three blocks on a multiprocessor would wait for shared memory. */
+int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p) {
+  const int64_t per_pack = p->u.dtype == KRAIT_F32 ? 4 : 8;
+  return !p->TT && !p->brief && p->S == 4 && p->T <= 16 && !p->mixed && !p->seq_idx && p->L > 0 && p->L % per_pack == 0 && p->L < 1 << 30 && p->u.packs && p->delta.packs && p->B_mat.packs
+    && 3 * kr_scan_whole_bytes(p, 0) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+}
+
+/* What selective_scan_whole.cu takes in forward calls. */
+static int is_whole(const krait_ctx *ctx, const kr_scan_plan *p) {
+  return kr_scan_is_whole(ctx, p) && !p->add.data && (!p->z.data || p->z.packs) && p->out.packs && p->out.dtype == p->u.dtype && p->C_mat.packs;
+}
+
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
   return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
 }
@@ -202,22 +224,26 @@ int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_pl
 
 /* Every chunk's first state. */
 static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : kr_scan_shared_bytes(p), .stream = stream};
+  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, 1) : kr_scan_shared_bytes(p);
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
+  const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
   kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p->TT ? lanes_state[p->direct] : p->S == 1 ? state_s1 : state_s4)[p->u.dtype], &grid, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
   return kr_scan_chunk_walk(ctx, tier, p, stream);
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   if (p->brief) return brief;
   if (p->TT) return p->seq_idx ? lanes_packed : p->TT == 8 ? lanes_t8[p->direct] : p->TT == 32 ? lanes_t32[p->direct] : lanes_wide;
+  if (p->whole) return whole[p->T_shift - 2];
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
 static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
-  p->direct = kr_scan_is_aligned(p);
+  p->direct = kr_scan_is_aligned(p), p->whole = is_whole(ctx, p);
+  if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, 0);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) KR_TRY(chunk_starts(ctx, tier, p, scratch, stream));
   return kr_cuda_launch(ctx->cuda, tier, &kernel_of(p)[p->u.dtype], &grid, p, sizeof *p);

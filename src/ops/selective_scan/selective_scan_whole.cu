@@ -1,0 +1,337 @@
+/* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C per time
+ * step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T lanes of four.
+ *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
+ *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
+ *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps, from zero where there are several chunks, whose
+ *                                  last states and sums of dt it keeps too
+ * A warp holds 2 * 32 / T channels. Its lanes copy the packs of their rows past the registers to places of their own (the next
+ * tile's while this one is worked on), put dt and dt u into the warp's part of shared memory as float32, and take y from there;
+ * only B and C, turned to (step, state), are shared by the block, in two halves, so that a tile takes one barrier.
+ * Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by bit 1 the same dt, which halves
+ * the passes of a 16-byte read. A lane of the upper half of its group has the two channels in the other order, so that halves
+ * exchange sums without a selection. */
+#include "gate.cuh"
+#include "pack.cuh"
+#include "scan_plan.h"
+
+enum whole_mode { OUTPUT, STATE, SWEEP };
+enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8, PACKS = KR_SCAN_WHOLE_PACKS, TL = PACKS * E, WIDTH = TL + 4, THREADS = KR_SCAN_THREADS };
+
+typedef struct whole_place {
+  int64_t b, d0, begin, end; /* d0: first channel of the warp; steps of the chunk */
+  int chunk, g, n_channels;  /* channels of this warp that exist */
+  int thread, lane, group, slot, swap;
+} whole_place;
+
+KR_DEV whole_place place_warp(const kr_scan_plan &p, const int T) {
+  whole_place w;
+  const int x = kr_block_x(), per_batch = p.blocks_per_group * p.G, log_T = T == 4 ? 2 : T == 8 ? 3 : 4;
+  w.b = x / per_batch;
+  w.g = x % per_batch / p.blocks_per_group;
+  w.thread = kr_thread();
+  w.lane = w.thread & 31;
+  w.slot = w.lane >> 1 & (T - 1);
+  w.group = (w.lane & 1) | w.lane >> (1 + log_T) << 1;
+  w.swap = w.slot / (T / 2);
+  const int64_t c0 = (int64_t)(x % p.blocks_per_group) * (2 * THREADS / T) + w.thread / 32 * (64 / T), left = p.D_group - c0;
+  w.d0 = w.g * p.D_group + c0;
+  w.n_channels = left < 0 ? 0 : (int)min64(64 / T, left);
+  w.chunk = kr_block_y();
+  w.begin = w.chunk * p.chunk;
+  w.end = min64(p.L, w.begin + p.chunk);
+  return w;
+}
+
+/* A warp's rows of a tile: lane / PACKS + i * (32 / PACKS) is the lane's row i, lane % PACKS its pack. */
+KR_DEV int n_rows(const int T) { return (64 / T * PACKS + 31) / 32; }
+
+/* The channel c of 2 of a group is row group + 32 / T * c of the warp; the second half lies 16 banks further. */
+KR_DEV int second(const int T) { return 32 / T * WIDTH + 16; }
+KR_DEV int warp_floats(const int T) { return 2 * second(T); }
+KR_DEV int at_row(const int T, int row) { return row * WIDTH + (row >= 32 / T ? 16 : 0); }
+
+/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go. */
+typedef struct whole_row {
+  const char *from;
+  kr_raw16 *place;
+} whole_row;
+
+KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, int i, kr_raw16 *places) {
+  const int row = w.lane / PACKS + i * (32 / PACKS);
+  const int64_t offset = w.b * v.b + (w.d0 + row) * v.row + w.begin + w.lane % PACKS * E;
+  return {(const char *)v.data + offset * (16 / E), places + i * THREADS + w.thread};
+}
+
+KR_DEV void copy_pack(kr_raw16 *to, const char *from, int exists) {
+  if (exists) kr_copy16(to, from);
+  else *to = kr_raw16{{0, 0, 0, 0}};
+}
+
+/* B and C of a tile: pack id is row id % (8 T), steps id / (8 T) * E ... */
+KR_DEV int n_bc(const int T, const int MODE) { return (MODE ? 4 : 8) * T * PACKS / THREADS; }
+
+KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, int64_t t0, kr_raw16 *places) {
+  const int rows = (MODE ? 4 : 8) * T;
+#pragma unroll
+  for (int i = 0; i < n_bc(T, MODE) || i == 0; i++) {
+    const int id = w.thread + i * THREADS, r = id % rows, is_C = r >= 4 * T, n = is_C ? r - 4 * T : r;
+    if (id >= rows * PACKS) break;
+    const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
+    const int64_t t = t0 + id / rows * E;
+    copy_pack(places + id, (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + t) * (16 / E), n < p.N && t < w.end);
+  }
+}
+
+KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_raw16 *places, float *s_bc) {
+  const int rows = (MODE ? 4 : 8) * T;
+#pragma unroll
+  for (int i = 0; i < n_bc(T, MODE) || i == 0; i++) {
+    const int id = w.thread + i * THREADS;
+    if (id >= rows * PACKS) break;
+    const kr_raw16 raw = places[id];
+    float *to = s_bc + id / rows * E * rows + id % rows;
+#pragma unroll
+    for (int k = 0; k < E; k++) to[k * rows] = pack_at(raw, k, KR_DTYPE);
+  }
+}
+
+/* dt of a pack of delta; bias in units of log 2. */
+KR_DEV void step_sizes(const kr_scan_plan &p, const kr_raw16 &delta, float bias, float (&dt)[E]) {
+#pragma unroll
+  for (int k = 0; k < E; k++) dt[k] = kr_fma(pack_at(delta, k, KR_DTYPE), KR_LOG2E, bias);
+  if (p.softplus) {
+#pragma unroll
+    for (int k = 0; k < E; k++) dt[k] = kr_softplus_log2(dt[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < E; k++) dt[k] *= KR_LN2;
+  }
+}
+
+KR_DEV void put_pack(float *to, const float (&v)[E]) {
+#pragma unroll
+  for (int half = 0; half < E; half += 4) *(kr_float4 *)(to + half) = kr_float4{{v[half], v[half + 1], v[half + 2], v[half + 3]}};
+}
+
+/* y of a pack: plus D u, times silu(z), to memory. */
+KR_DEV void write_pack(const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip, const kr_raw16 *z, char *to) {
+  float y[E];
+#pragma unroll
+  for (int half = 0; half < E; half += 4) {
+    const kr_float4 q = *(const kr_float4 *)(s_y + half);
+#pragma unroll
+    for (int k = 0; k < 4; k++) y[half + k] = kr_fma(skip, pack_at(u, half + k, KR_DTYPE), q.v[k]);
+  }
+  if (p.z.data) {
+    const kr_raw16 raw = *z;
+#pragma unroll
+    for (int k = 0; k < E; k++) y[k] *= gate_of(pack_at(raw, k, KR_DTYPE));
+  }
+  kr_raw16 out;
+#pragma unroll
+  for (int k = 0; k < 4; k++) out.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
+  *(kr_raw16 *)to = out;
+}
+
+/* Four states of two channels. */
+typedef struct whole_state {
+  float A[2][4], x[2][4];
+} whole_state;
+
+/* The channel of index c of a lane within its block's group of B and C. */
+KR_DEV int row_of_channel(const whole_place &w, const int T, int c) { return w.group + 32 / T * (c ^ w.swap); }
+
+KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, whole_state &s) {
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = row_of_channel(w, T, c), n = w.slot * 4 + k, exists = row < w.n_channels && n < p.N;
+      const int64_t d = w.d0 + row;
+      s.A[c][k] = exists ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
+      s.x[c][k] = 0.0f;
+      if (!exists || MODE == STATE || (MODE == SWEEP && p.n_chunks > 1)) continue;
+      if (p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
+      else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
+    }
+}
+
+KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, const whole_state &s) {
+  if (MODE == SWEEP ? p.n_chunks == 1 : MODE == OUTPUT && (!p.last.data || w.chunk + 1 < p.n_chunks)) return;
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = row_of_channel(w, T, c), n = w.slot * 4 + k;
+      const int64_t d = w.d0 + row;
+      if (row >= w.n_channels) continue;
+      if (MODE) p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n] = s.x[c][k];
+      else if (n < p.N) p.last.data[w.b * p.last.b + d * p.last.d + n * p.last.n] = s.x[c][k];
+    }
+}
+
+/* The lane's states to where those of its first channel belong. */
+KR_DEV void keep_states(const whole_place &w, const int T, const whole_state &s, float *to) {
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+    if (row_of_channel(w, T, c) < w.n_channels) *(kr_float4 *)(to + (c ? w.swap ? -32 / T * 4 * T : 32 / T * 4 * T : 0)) = kr_float4{{s.x[c][0], s.x[c][1], s.x[c][2], s.x[c][3]}};
+}
+
+/* A sum over the packs of a row of the tile. */
+KR_DEV float sum_packs(float v) {
+#pragma unroll
+  for (int by = 1; by < PACKS; by *= 2) v += kr_shuffle_xor(v, by);
+  return v;
+}
+
+/* The sum of dt since the chunk began, before every 8 steps of a row, whose pack begins at t here. */
+KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, int exists, int64_t d, const float (&dt)[E], float &sum) {
+  float own = 0, before = 0;
+#pragma unroll
+  for (int k = 0; k < E; k++) own += dt[k];
+#pragma unroll
+  for (int by = 1; by < PACKS; by++) {
+    const float other = kr_shuffle_up(own, by, PACKS);
+    before += w.lane % PACKS >= by ? other : 0.0f;
+  }
+  if (exists && t % KR_SCAN_KEPT == 0) p.kept_dt[(w.b * p.n_kept + t / KR_SCAN_KEPT) * p.D + d] = sum + before;
+  sum += sum_packs(own);
+}
+
+/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; du_by: from dt to dt u. */
+KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int du_by, const float *bc, whole_state &s, kr_float4 &y) {
+  const int rows = (MODE ? 4 : 8) * T;
+  kr_float4 dt[2], du[2];
+  dt[0] = *(const kr_float4 *)near, dt[1] = *(const kr_float4 *)(near + far_by);
+  du[0] = *(const kr_float4 *)(near + du_by), du[1] = *(const kr_float4 *)(near + du_by + far_by);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const kr_float4 B = *(const kr_float4 *)(bc + i * rows);
+    float sum[2];
+    kr_float4 C;
+    if (!MODE) C = *(const kr_float4 *)(bc + i * rows + 4 * T);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        s.x[c][k] = kr_fma(kr_exp2(dt[c].v[i] * s.A[c][k]), s.x[c][k], du[c].v[i] * B.v[k]);
+        if (!MODE) sum[c] = k ? kr_fma(C.v[k], s.x[c][k], sum[c]) : C.v[0] * s.x[c][0];
+      }
+    }
+    if (!MODE) y.v[i] = sum[0] + kr_shuffle_xor(sum[1], T);
+  }
+  if (MODE) return;
+#pragma unroll
+  for (int by = T / 2; by >= 2; by /= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) y.v[i] += kr_shuffle_xor(y.v[i], by);
+  }
+}
+
+KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
+  KR_DYNAMIC_SHARED(shared);
+  const whole_place w = place_warp(p, T);
+  const int R = n_rows(T), bc_floats = TL * (MODE ? 4 : 8) * T, du_by = THREADS / 32 * warp_floats(T);
+  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * R * THREADS, *const bc_places = z_places + (MODE ? 0 : R * THREADS);
+  float *const s_dt = (float *)(bc_places + (MODE ? 4 : 8) * T * PACKS) + w.thread / 32 * warp_floats(T);
+  float *s_bc = (float *)(bc_places + (MODE ? 4 : 8) * T * PACKS) + 2 * du_by, *other = s_bc + bc_floats;
+  float *const near = s_dt + at_row(T, w.group) + (w.swap ? second(T) : 0);
+  const int far_by = w.swap ? -second(T) : second(T), pack = w.lane % PACKS * E;
+  whole_row u_row[2], delta_row[2], z_row[2];
+  char *to[2];
+  float bias[2], skip[2], sum_dt[2] = {0, 0};
+  int exists[2];
+  whole_state s;
+  first_states(p, w, T, MODE, s);
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    const int row = w.lane / PACKS + i * (32 / PACKS);
+    exists[i] = row < w.n_channels;
+    u_row[i] = row_of(p.u, w, i, places), delta_row[i] = row_of(p.delta, w, i, places + R * THREADS);
+    if (!MODE) z_row[i] = row_of(p.z.data ? p.z : p.u, w, i, z_places), to[i] = (char *)row_of(p.out, w, i, places).from;
+    bias[i] = p.bias && exists[i] ? p.bias[(w.d0 + row) * p.bias_stride] * KR_LOG2E : 0.0f;
+    skip[i] = !MODE && p.D_vec && exists[i] ? p.D_vec[(w.d0 + row) * p.D_stride] : 0.0f;
+    copy_pack(u_row[i].place, u_row[i].from, exists[i] && w.begin + pack < w.end);
+    copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && w.begin + pack < w.end);
+    if (!MODE && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+  }
+  copy_bc(p, w, T, MODE, w.begin, bc_places);
+  kr_commit_copies();
+  float *kept = MODE == SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
+  const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
+  int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
+  for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
+    kr_raw16 u[2];
+    kr_copied<0>();
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+      float dt[E], du[E];
+      u[i] = *u_row[i].place;
+      step_sizes(p, *delta_row[i].place, bias[i], dt);
+      if (t0 + TL > w.end) {
+#pragma unroll
+        for (int k = 0; k < E; k++) dt[k] = left > 0 ? dt[k] : 0.0f;
+      }
+#pragma unroll
+      for (int k = 0; k < E; k++) {
+        du[k] = dt[k] * pack_at(u[i], k, KR_DTYPE);
+        if (MODE == STATE) sum_dt[i] += dt[k];
+      }
+      if (MODE == SWEEP && p.n_chunks > 1) keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt, sum_dt[i]);
+      float *const at = s_dt + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack;
+      if (w.lane / PACKS + i * (32 / PACKS) >= 64 / T) continue;
+      put_pack(at, dt), put_pack(at + du_by, du);
+    }
+    turn_bc(w, T, MODE, bc_places, s_bc);
+    if (t0 + TL < w.end) {
+#pragma unroll
+      for (int i = 0; i < R; i++) {
+        u_row[i].from += 16 * PACKS, delta_row[i].from += 16 * PACKS;
+        copy_pack(u_row[i].place, u_row[i].from, exists[i] && left > TL);
+        copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && left > TL);
+      }
+      copy_bc(p, w, T, MODE, t0 + TL, bc_places);
+      kr_commit_copies();
+    }
+    kr_sync();
+    const float *step = near, *bc = s_bc + w.slot * 4;
+#pragma unroll 1
+    for (int k = 0; k < TL; k += 4, step += 4, bc += 4 * (MODE ? 4 : 8) * T) {
+      kr_float4 y;
+      if (MODE == SWEEP && k % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
+      advance4(T, MODE, step, far_by, du_by, bc, s, y);
+      if (MODE) continue;
+      kr_sync_warp(); /* the group has read dt u before y takes its place */
+      if ((w.slot & (T / 2 - 1)) == 0) *(kr_float4 *)(step + du_by) = y;
+    }
+    float *const swap = s_bc;
+    s_bc = other, other = swap;
+    kr_sync_warp();
+    if (MODE) continue;
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+      if (exists[i] && left > 0) write_pack(p, s_dt + du_by + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack, u[i], skip[i], z_row[i].place, to[i]);
+      to[i] += 16 * PACKS;
+      if (p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_pack(z_row[i].place, z_row[i].from, exists[i] && left > TL);
+    }
+    kr_commit_copies();
+    kr_sync_warp(); /* y is read before the next tile's dt u */
+  }
+  last_states(p, w, T, MODE, s);
+  if (MODE == OUTPUT || (MODE == SWEEP && p.n_chunks == 1)) return;
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    if (MODE == STATE) sum_dt[i] = sum_packs(sum_dt[i]);
+    if (exists[i] && w.lane % PACKS == 0) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.lane / PACKS + i * (32 / PACKS)] = sum_dt[i];
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t4(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t8(const kr_scan_plan p) { scan_whole(p, 8, OUTPUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t16(const kr_scan_plan p) { scan_whole(p, 16, OUTPUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t4(const kr_scan_plan p) { scan_whole(p, 4, STATE); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t8(const kr_scan_plan p) { scan_whole(p, 8, STATE); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_scan_plan p) { scan_whole(p, 16, STATE); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) { scan_whole(p, 4, SWEEP); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) { scan_whole(p, 8, SWEEP); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) { scan_whole(p, 16, SWEEP); }
