@@ -353,6 +353,8 @@ void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer) {
 
 int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream) { IN_CONTEXT(EventRecord(point, stream), "recording an event"); }
 
+int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point, void *stream) { IN_CONTEXT(StreamWaitEvent(stream, point, 0), "waiting for an event"); }
+
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds) {
   int entered;
   float ms = 0;

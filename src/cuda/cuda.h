@@ -89,6 +89,7 @@ typedef struct kr_cuda_timer {
 int32_t kr_cuda_timer_open(const kr_cuda *cuda, kr_cuda_timer *timer);
 void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer);
 int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream);
+int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point, void *stream); /* what follows on this stream waits for the mark on another */
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds);
 
 /* Makes the device's context current on this thread; pairs nest. Rows need not: launches and copies do it. */

@@ -97,6 +97,7 @@ FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &
 FAKE(cuStreamSynchronize, (void *stream), UNUSED(stream))
 FAKE(cuEventCreate, (void **event, unsigned flags), UNUSED(flags), *event = &held, held++)
 FAKE(cuEventRecord, (void *event, void *stream), UNUSED(event), UNUSED(stream))
+FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stream), UNUSED(event), UNUSED(flags))
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
 

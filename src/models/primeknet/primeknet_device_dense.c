@@ -8,7 +8,7 @@ static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"}, pointwis
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
 static void merge_moments(pk_device_session *s, pk_moments *p, int64_t n_tiles, float *scale, float *shift) {
-  p->partial = s->partial;
+  p->partial = s->lane->partial;
   p->scale = scale, p->shift = shift;
   p->n_tiles = (int32_t)n_tiles;
   pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 512}, p, sizeof *p);
@@ -16,8 +16,8 @@ static void merge_moments(pk_device_session *s, pk_moments *p, int64_t n_tiles, 
 
 static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t n_tiles) {
   pk_moments p = {.weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp};
-  merge_moments(s, &p, n_tiles, s->scale, s->shift);
-  return (pk_affine){s->scale, s->shift, pk_weight(s, norm->slope)};
+  merge_moments(s, &p, n_tiles, s->lane->scale, s->lane->shift);
+  return (pk_affine){s->lane->scale, s->lane->shift, pk_weight(s, norm->slope)};
 }
 
 /* A product whose rows are positions of maps of `width` frequencies, measured. */
@@ -31,7 +31,7 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.f_step = 1;
   p.causal = m->config.causal;
   for (int64_t i = 0; i < n_sources; i++) p.A[i] = sources[i];
-  p.partial = s->partial;
+  p.partial = s->lane->partial;
   p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE) : blocks_of(p.rows_per_item, KR_PK_ROWS));
   return p;
 }
@@ -82,14 +82,14 @@ void pk_device_encode(pk_device_session *s) {
   normalise(s, &e->down_norm, &down);
 }
 
-void pk_device_decode_mask(pk_device_session *s) {
+static void decode_mask(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_mask *k = &m->mask;
-  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->halves);
+  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->lane->maps);
   pk_planes p = planes_of(s);
   p.map = last;
   p.w0 = pk_weight(s, k->even_w), p.w1 = pk_weight(s, k->odd_w), p.b0 = k->bias;
-  p.plane = s->mask, p.partial = s->partial;
+  p.plane = s->mask, p.partial = s->lane->partial;
   const int64_t n = pk_rows(s, m->config.F);
   pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
   pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1};
@@ -113,14 +113,31 @@ static pk_affine upsample(pk_device_session *s, const float *from) {
   return finish_norm(s, &m->phase.norm, even.partial_tiles);
 }
 
-void pk_device_decode_phase(pk_device_session *s) {
+static void decode_phase(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_phase *k = &m->phase;
-  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->halves);
+  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->lane->maps);
   pk_planes p = planes_of(s);
   p.affine = upsample(s, last);
   p.map = s->wide;
   p.w0 = pk_weight(s, k->real_w), p.b0 = k->real_b, p.w1 = pk_weight(s, k->imag_w), p.b1 = k->imag_b;
   p.plane = s->phase;
   pk_launch(s, &angle, (kr_grid){.x = blocks_of(pk_rows(s, m->config.F), KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
+}
+
+/* What is launched on `later` from here on waits for what is on `stream`. */
+static void follow(pk_device_session *s, void *point, void *stream, void *later) {
+  if (s->status >= 0) s->status = kr_cuda_timer_mark(s->device->cuda, point, stream);
+  if (s->status >= 0) s->status = kr_cuda_wait_for(s->device->cuda, point, later);
+}
+
+/* Both read x alone, so they need not wait for each other. */
+void pk_device_decode(pk_device_session *s) {
+  pk_lane *const first = &s->lanes[0], *const second = &s->lanes[1];
+  const int apart = second->maps[0] && !s->timed;
+  if (apart) follow(s, s->fork.from, first->stream, second->stream), s->lane = second;
+  decode_mask(s);
+  s->lane = first;
+  decode_phase(s);
+  if (apart) follow(s, s->fork.to, second->stream, first->stream);
 }

@@ -8,6 +8,7 @@
 #include "status.h"
 
 static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single window needs more */
+static const int64_t most_positions = 100000;           /* with more of them one decoder alone fills any device */
 
 #define PRODUCTS(module)                                                                                                        \
   {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_HELD] = {module, "kr_pk_product_held"}, [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
@@ -30,9 +31,9 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
   double seconds = 0;
   if (p) snprintf(name, sizeof name, "%s %dx%d", kernel->name + 6, p->K * p->n_sources, p->Np * p->n_panels);
   else snprintf(name, sizeof name, "%s", kernel->name + 6);
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.from, s->stream));
+  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.from, s->lane->stream));
   KR_TRY(kr_cuda_launch(cuda, s->device->tier, kernel, grid, plan, plan_bytes));
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.to, s->stream));
+  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.to, s->lane->stream));
   KR_TRY(kr_cuda_timer_read(cuda, &s->timer, &seconds));
   pk_timed *t = timed_of(s, name);
   t->n_launches++;
@@ -45,7 +46,7 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
 }
 
 void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, const void *plan, size_t plan_bytes) {
-  grid.stream = s->stream;
+  grid.stream = s->lane->stream;
   if (s->timed && s->status >= 0) s->status = launch_timed(s, kernel, &grid, plan, plan_bytes);
   else if (s->status >= 0) s->status = kr_cuda_launch(s->device->cuda, s->device->tier, kernel, &grid, plan, plan_bytes);
 }
@@ -106,8 +107,11 @@ static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   s->zeros = place(l, n_zeros(s, n));
   s->progress = (int32_t *)(s->zeros + 4);
   s->x = place(l, half * m->Cp);
-  s->partial = place(l, n * tiles * 3 * m->Cp);
-  s->scale = place(l, n * m->Cp), s->shift = place(l, n * m->Cp);
+  for (int i = 0; i < 2; i++) {
+    pk_lane *lane = &s->lanes[i];
+    lane->partial = place(l, n * tiles * 3 * m->Cp);
+    lane->scale = place(l, n * m->Cp), lane->shift = place(l, n * m->Cp);
+  }
   s->mask_scale = place(l, n), s->mask_shift = place(l, n);
 }
 
@@ -135,7 +139,8 @@ static void place_all(layout *l, pk_device_session *s, int64_t n) {
   l->used = shared;
   place_stages(l, s, n);
   l->used = shared;
-  for (int64_t i = 0; i < m->config.depth; i++) s->halves[i] = place(l, half);
+  for (int64_t i = 0; i < m->config.depth; i++) s->lanes[0].maps[i] = place(l, half);
+  for (int64_t i = 0; i < m->config.depth; i++) s->lanes[1].maps[i] = n * pk_rows(s, m->config.F2) <= most_positions ? place(l, half) : NULL;
   s->wide = place(l, full);
 }
 
@@ -163,7 +168,7 @@ static int32_t make_room(pk_device_session *s, int64_t n) {
   layout real = {.base = s->memory};
   place_all(&real, s, n);
   s->n_items = n;
-  return kr_cuda_fill(s->device->cuda, s->zeros, 0, (size_t)n_zeros(s, n) * sizeof(float), s->stream);
+  return kr_cuda_fill(s->device->cuda, s->zeros, 0, (size_t)n_zeros(s, n) * sizeof(float), s->lanes[0].stream);
 }
 
 /* As many windows as share most_bytes, in groups of equal size. */
@@ -189,13 +194,13 @@ static void write_spectrum(pk_device_session *s) {
 static int32_t launch_all(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   s->status = KRAIT_OK;
+  s->lane = &s->lanes[0];
   pk_device_encode(s);
   for (int64_t b = 0; b < m->config.n_blocks; b++) {
     pk_device_time_stage(s, &m->blocks[b]);
     pk_device_freq_stage(s, &m->blocks[b]);
   }
-  pk_device_decode_mask(s);
-  pk_device_decode_phase(s);
+  pk_device_decode(s);
   write_spectrum(s);
   return s->status;
 }
@@ -215,32 +220,32 @@ static pk_recorded *recorded_of(pk_device_session *s) {
 static int32_t run_kernels(pk_device_session *s) {
   const kr_cuda *cuda = s->device->cuda;
   pk_recorded *r = recorded_of(s);
-  if (r && r->n_runs == 1 && !s->timed && kr_cuda_graph_begin(cuda, s->stream) >= 0) {
-    int32_t status = launch_all(s), ended = kr_cuda_graph_end(cuda, s->stream, &r->graph);
+  if (r && r->n_runs == 1 && !s->timed && kr_cuda_graph_begin(cuda, s->lanes[0].stream) >= 0) {
+    int32_t status = launch_all(s), ended = kr_cuda_graph_end(cuda, s->lanes[0].stream, &r->graph);
     KR_TRY(status);
     KR_TRY(ended);
   }
   if (r) r->n_runs++;
-  return r && r->graph ? kr_cuda_graph_launch(cuda, r->graph, s->stream) : launch_all(s);
+  return r && r->graph ? kr_cuda_graph_launch(cuda, r->graph, s->lanes[0].stream) : launch_all(s);
 }
 
 static int32_t copy_results(pk_device_session *s, int64_t first, float *mag, float *pha, float *com) {
   const kr_cuda *cuda = s->device->cuda;
   const int64_t bins = s->model->config.F * s->T;
   const size_t bytes = (size_t)(s->n_items * bins) * sizeof(float);
-  if (mag) KR_TRY(kr_cuda_copy_out(cuda, mag + first * bins, s->mag, bytes, s->stream));
-  if (pha) KR_TRY(kr_cuda_copy_out(cuda, pha + first * bins, s->pha, bytes, s->stream));
-  if (com) KR_TRY(kr_cuda_copy_out(cuda, com + first * bins * 2, s->com, 2 * bytes, s->stream));
-  return kr_cuda_wait(cuda, s->stream);
+  if (mag) KR_TRY(kr_cuda_copy_out(cuda, mag + first * bins, s->mag, bytes, s->lanes[0].stream));
+  if (pha) KR_TRY(kr_cuda_copy_out(cuda, pha + first * bins, s->pha, bytes, s->lanes[0].stream));
+  if (com) KR_TRY(kr_cuda_copy_out(cuda, com + first * bins * 2, s->com, 2 * bytes, s->lanes[0].stream));
+  return kr_cuda_wait(cuda, s->lanes[0].stream);
 }
 
 static int32_t forward_group(pk_device_session *s, const float *com_in, double *seconds) {
   const kr_cuda *cuda = s->device->cuda;
   const size_t bytes = (size_t)(s->n_items * s->model->config.F * s->T) * 2 * sizeof(float);
-  KR_TRY(kr_cuda_copy_in(cuda, s->com_in, com_in, bytes, s->stream));
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.from, s->stream));
+  KR_TRY(kr_cuda_copy_in(cuda, s->com_in, com_in, bytes, s->lanes[0].stream));
+  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.from, s->lanes[0].stream));
   KR_TRY(run_kernels(s));
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.to, s->stream));
+  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.to, s->lanes[0].stream));
   double one = 0;
   KR_TRY(kr_cuda_timer_read(cuda, &s->timer, &one));
   *seconds += one;
@@ -283,8 +288,10 @@ int32_t pk_device_session_open(const kr_primeknet *model, pk_device_session **se
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
   s->device = model->device;
-  int32_t status = kr_cuda_stream_open(s->device->cuda, &s->stream);
+  int32_t status = KRAIT_OK;
+  for (int i = 0; i < 2 && status >= 0; i++) status = kr_cuda_stream_open(s->device->cuda, &s->lanes[i].stream);
   if (status >= 0) status = kr_cuda_timer_open(s->device->cuda, &s->timer);
+  if (status >= 0) status = kr_cuda_timer_open(s->device->cuda, &s->fork);
   if (status < 0) pk_device_session_close(session);
   return status;
 }
@@ -295,7 +302,8 @@ void pk_device_session_close(pk_device_session **session) {
   if (!s) return;
   forget_graphs(s);
   kr_cuda_timer_close(s->device->cuda, &s->timer);
-  kr_cuda_stream_close(s->device->cuda, &s->stream);
+  kr_cuda_timer_close(s->device->cuda, &s->fork);
+  for (int i = 0; i < 2; i++) kr_cuda_stream_close(s->device->cuda, &s->lanes[i].stream);
   kr_cuda_free(s->device->cuda, s->memory);
   kr_free(s);
 }

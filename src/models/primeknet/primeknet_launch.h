@@ -31,17 +31,23 @@ typedef struct pk_timed {
   double seconds, flops, bytes;
 } pk_timed;
 
-
 typedef struct pk_recorded {
   int64_t n_items, T, n_runs;
   void *graph;
 } pk_recorded;
 
+/* Where dense blocks work: each decoder has one of its own, so that both run at once where neither fills the device. */
+typedef struct pk_lane {
+  void *stream;
+  float *maps[KR_PK_MAX_DEPTH];   /* a decoder's */
+  float *partial, *scale, *shift; /* of the norm being measured: (n_items, Cp) */
+} pk_lane;
+
 struct pk_device_session {
   const kr_primeknet *model;
   const pk_device *device;
-  void *stream;
-  kr_cuda_timer timer;
+  pk_lane lanes[2], *lane; /* the second one for the mask decoder; the one that is launched into */
+  kr_cuda_timer timer, fork;
   char *memory;
   size_t memory_bytes;
   int64_t n_items, T; /* what the memory below is laid out for */
@@ -51,13 +57,11 @@ struct pk_device_session {
   float *com_in, *mag, *pha, *com, *polar, *mask, *phase; /* (n_items, F, T) with 2, 1, 1, 2, 2, 1, 1 values */
   float *x, *zeros;                         /* (n_items, F2, T, Cp); four zeros */
   float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
-  float *halves[KR_PK_MAX_DEPTH];           /* decoders */
   float *y, *g, *factors;                   /* stages; y and g like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
   int32_t *progress;                        /* zeros between launches, behind the others */
   float *pair, *chunks;                     /* frequency: 2 Cp wide, n_kernels Cp wide */
-  float *partial, *scale, *shift;           /* of the norm being measured: (n_items, Cp) */
   float *mask_scale, *mask_shift;           /* (n_items) */
 };
 
@@ -76,7 +80,6 @@ void pk_launch_product(pk_device_session *s, const pk_product *p);
 void pk_device_time_stage(pk_device_session *s, const pk_block *block);
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block);
 void pk_device_encode(pk_device_session *s);
-void pk_device_decode_mask(pk_device_session *s);
-void pk_device_decode_phase(pk_device_session *s);
+void pk_device_decode(pk_device_session *s);
 
 #endif

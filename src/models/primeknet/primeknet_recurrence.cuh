@@ -5,18 +5,36 @@
 #include "kernel.cuh"
 #include "primeknet_plan.h"
 
-KR_DEV float hyperbolic(float x) { return kr_select(x > 15.0f, 1.0f, kr_select(x < -15.0f, -1.0f, 1.0f - 2.0f * kr_rcp(1.0f + kr_exp(2.0f * x)))); }
+/* Gates go into exponentials as gate_scale(g) times their sum, because sigmoid(v) = 1 / (1 + 2^(-v log2 e)) and
+ * tanh(v) = (1 - e) / (1 + e), e = 2^(-2 v log2 e). */
+KR_DEV float gate_scale(int g) { return g == 2 ? -2.0f * KR_LOG2E : -KR_LOG2E; }
+
+/* At most 2^40, so that three may be multiplied. */
+KR_DEV float bounded_exp2(float x) { return kr_exp2(kr_at_most(x, 40.0f)); }
+
+/* A unit's step with as few reciprocals as there can be: fractions are brought to one denominator. x: gates as above; of a GRU's third one
+ * that is the input's part, own the recurrent one. */
+template <int G>
+KR_DEV void advance_unit(const float (&x)[4], float own, float *h, float *c) {
+  if (G == 3) {
+    const float r = kr_rcp(1.0f + bounded_exp2(x[0])), z = bounded_exp2(x[1]), n = bounded_exp2(kr_fma(r, own, x[2]));
+    *h = kr_fma(*h, 1.0f + n, z * (1.0f - n)) * kr_rcp((1.0f + z) * (1.0f + n));
+  } else {
+    const float input = 1.0f + bounded_exp2(x[0]), forget = 1.0f + bounded_exp2(x[1]), cell = bounded_exp2(x[2]), new_part = input * (1.0f + cell);
+    *c = kr_fma(*c, new_part, (1.0f - cell) * forget) * kr_rcp(new_part * forget);
+    const float out = bounded_exp2(x[3]), t = bounded_exp2(gate_scale(2) * *c);
+    *h = (1.0f - t) * kr_rcp((1.0f + out) * (1.0f + t));
+  }
+}
 
 /* Unit i of a sequence: in is the input's part of its gates, own the recurrent one. */
 KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H, float *h, float *c) {
-  if (G == 3) {
-    const float r = kr_sigmoid(in[0] + own[0]), z = kr_sigmoid(in[1] + own[H]), n = hyperbolic(in[2] + r * own[2 * H]);
-    *h = n + z * (*h - n);
-  } else {
-    const float input = kr_sigmoid(in[0] + own[0]), forget = kr_sigmoid(in[1] + own[H]), cell = hyperbolic(in[2] + own[2 * H]);
-    *c = forget * *c + input * cell;
-    *h = kr_sigmoid(in[3] + own[3 * H]) * hyperbolic(*c);
-  }
+  float x[4];
+#pragma unroll
+  for (int g = 0; g < 4; g++)
+    if (g < G) x[g] = gate_scale(g) * (G == 3 && g == 2 ? in[g] : in[g] + own[g * H]);
+  if (G == 3) advance_unit<3>(x, gate_scale(2) * own[2 * H], h, c);
+  else advance_unit<4>(x, 0.0f, h, c);
 }
 
 KR_DEV void load_gates(const pk_recurrence &p, int64_t row, int unit, float (&in)[4]) {

@@ -13,7 +13,7 @@ KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
 }
 
 /* Rows g and g + 8 of product i are gates 2 i and 2 i + 1 of unit g of the warp's eight, so that a thread's results are all gates of a
- * unit. [16 states][product][register] */
+ * unit. Sums know no order: a lane's 16 states are neighbours, 16 bytes twice. [4 states of each lane][product][register] */
 typedef struct fragments {
   uint32_t high[4][2][4], low[4][2][4];
 } fragments;
@@ -22,7 +22,7 @@ KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fr
   const int q = kr_thread() & 3;
 #pragma unroll
   for (int n = 0; n < 32; n++) {
-    const int k = n / 8 * 16 + n % 4 / 2 * 8 + q * 2, gate = n / 4 % 2 * 2 + n % 2;
+    const int k = q * 16 + n / 8 * 4 + n % 4 / 2 * 2, gate = n / 4 % 2 * 2 + n % 2;
     uint32_t high[2], low[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) split(gate < p.G ? from[(int64_t)(k + i) * p.Np + gate * H + unit] : 0.0f, &high[i], &low[i]);
@@ -34,37 +34,42 @@ KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fr
 /* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high parts, then one
  * of low ones. */
 template <int OWN>
-struct states {
+struct __attribute__((aligned(16))) states {
   uint32_t words[OWN * PLANE];
 };
 
-/* Adds weights times eight columns; column: this lane's, and its first word of it. */
-KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float (&sums)[2][4]) {
+/* Adds weights times eight columns, half of the states each to sums and more, so that fewer products wait for each other; column: this
+ * lane's 16 states. */
+KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float (&sums)[2][4], float (&more)[2][4]) {
+  const kr_raw16 b[2] = {((const kr_raw16 *)column)[0], ((const kr_raw16 *)column)[1]};
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) kr_mma(sums[i], w[k][i], column[k * 8], column[k * 8 + 4]);
+    for (int i = 0; i < 2; i++) kr_mma(k % 2 ? more[i] : sums[i], w[k][i], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
 }
 
-/* The recurrent part of the gates of a unit in this thread's sequences: [sequence][gate]. EXACT: as float32 would have it, but for
- * the product of both low parts; else weights are their high parts. */
-template <int OWN, int EXACT>
-KR_DEV void unit_gates(const fragments &w, const states<OWN> &h, const float (&bias)[4], float (&gates)[OWN][4]) {
-  const uint32_t *column = h.words + (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3);
-  float sums[2][4] = {}, more[2][4] = {}, rest[2][4] = {};
-  multiply(w.high, column, sums);
-  if (EXACT) multiply(w.low, column, more);
+/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product. column: in the states, this lane's.
+ * EXACT: as float32 would have it, but for the product of both low parts; else weights are their high parts. */
+template <int OWN, int EXACT, int G>
+KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OWN][4]) {
+  float sums[2][4] = {}, more[2][4] = {}, low[2][4] = {}, rest[2][4] = {};
+  multiply(w.high, column, sums, more);
+  if (EXACT) multiply(w.low, column, low, rest);
   if (OWN == 1) {
     const int second = kr_thread() & 2; /* has low parts: columns 2 q - 4 and 2 q - 3 */
 #pragma unroll
-    for (int g = 0; g < 4; g++) {
-      const float even = sums[g / 2][g % 2 * 2] + more[g / 2][g % 2 * 2], odd = sums[g / 2][g % 2 * 2 + 1] + more[g / 2][g % 2 * 2 + 1];
-      gates[0][g] = kr_select(second, odd, even) + kr_shuffle_xor(kr_select(second, even, odd), 2) + bias[g];
+    for (int g = 0; g < G; g++) {
+      const int i = g / 2, n = g % 2 * 2;
+      float even = sums[i][n] + more[i][n], odd = sums[i][n + 1] + more[i][n + 1];
+      if (EXACT) even += low[i][n] + rest[i][n], odd += low[i][n + 1] + rest[i][n + 1];
+      const float other = kr_shuffle_xor(kr_select(second, even, odd), 2);
+      x[0][g] = kr_fma(gate_scale(g), other, kr_fma(gate_scale(g), kr_select(second, odd, even), x[0][g]));
     }
   } else {
-    multiply(w.high, column + PLANE, rest);
+    multiply(w.high, column + PLANE, low, rest);
 #pragma unroll
-    for (int n = 0; n < 8; n++) gates[n % 2][n / 2] = sums[n / 4][n % 4] + (more[n / 4][n % 4] + rest[n / 4][n % 4]) + bias[n / 2];
+    for (int n = 0; n < 2 * G; n++)
+      x[n % 2][n / 2] = kr_fma(gate_scale(n / 2), (sums[n / 4][n % 4] + more[n / 4][n % 4]) + (low[n / 4][n % 4] + rest[n / 4][n % 4]), x[n % 2][n / 2]);
   }
 }
 
@@ -76,10 +81,10 @@ KR_DEV int sequence_of(int j) {
 }
 
 template <int OWN>
-KR_DEV void store_state(states<OWN> &h, int j, int unit, float state) {
+KR_DEV void store_state(uint32_t *h, int j, int unit, float state) {
   uint32_t high, low;
   split(state, &high, &low);
-  uint16_t *at = (uint16_t *)h.words + sequence_of<OWN>(j) * 2 * STATE_PITCH + unit;
+  uint16_t *at = (uint16_t *)h + sequence_of<OWN>(j) * 2 * STATE_PITCH + unit;
   at[0] = (uint16_t)high;
   at[OWN == 1 ? 4 * 2 * STATE_PITCH : 2 * PLANE] = (uint16_t)low;
 }
@@ -129,39 +134,52 @@ KR_DEV void make_gates(const pk_recurrence &p, int64_t first, int base, const fr
   enum { SEQUENCES = 4 * OWN };
   const int lane = kr_thread() & 31, mine = lane / 4, unit = kr_thread() % THREADS / 4, frame = base + (lane & 3) * 2 / SEQUENCES;
   const int64_t sequence = first + (lane & 3) * 2 % SEQUENCES;
-  float sums[2][4] = {};
-  multiply(w.high, shared.h[(base + mine / SEQUENCES + 1) & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3), sums);
+  float sums[2][4] = {}, more[2][4] = {};
+  multiply(w.high, shared.h[(base + mine / SEQUENCES + 1) & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3) * 8, sums, more);
   float *to = p.gates + (sequence * p.T + frame) * p.G * H + unit;
 #pragma unroll
   for (int n = 0; n < 8; n++)
-    if (n / 2 < p.G && frame < p.T && sequence + n % 2 < p.n_sequences) to[(n % 2 * (int64_t)p.T * p.G + n / 2) * H] = sums[n / 4][n % 4] + bias[n / 2];
+    if (n / 2 < p.G && frame < p.T && sequence + n % 2 < p.n_sequences) to[(n % 2 * (int64_t)p.T * p.G + n / 2) * H] = (sums[n / 4][n % 4] + more[n / 4][n % 4]) + bias[n / 2];
 }
 
 /* ---- a layer: both halves of the block meet before every frame and after the last one --------------------------------------- */
 
 enum { ALONE, FIRST, SECOND };
 
-template <int OWN, int ROLE>
+/* A frame's part of a unit's exponents, with the bias; a GRU's third gate has its own part apart (advance_unit). */
+template <int G>
+KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4], float *third) {
+#pragma unroll
+  for (int g = 0; g < G; g++) x[g] = G == 3 && g == 2 ? gate_scale(g) * bias[g] : gate_scale(g) * (gates[g * H] + bias[g]);
+  *third = G == 3 ? gate_scale(2) * gates[2 * H] : 0.0f;
+}
+
+template <int OWN, int ROLE, int G>
 KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
-  const int unit = kr_thread() / 4;
+  const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
   float state[OWN] = {}, cell[OWN] = {}, bias[4];
   fragments w;
   load_weights(p, p.w[ROLE == SECOND], unit, w);
   load_bias(p, p.bias[ROLE == SECOND], unit, bias);
   for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
+  int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not to be made behind */
 #pragma unroll 1
   for (int t = 0; t < p.T; t++) {
-    float own[OWN][4];
+    const int next = now == 3 * OWN * PLANE ? 0 : now + OWN * PLANE;
+    float x[OWN][4], third[OWN];
     kr_sync();
-    unit_gates<OWN, ROLE == ALONE>(w, shared.h[t & 3], bias, own);
+#pragma unroll
+    for (int j = 0; j < OWN; j++) frame_gates<G>(shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit, bias, x[j], &third[j]);
+    unit_gates<OWN, ROLE == ALONE, G>(w, shared.h[0].words + mine + now, x);
 #pragma unroll
     for (int j = 0; j < OWN; j++) {
-      const float *gates = shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit;
-      const float in[4] = {gates[0], gates[H], gates[2 * H], p.G == 4 ? gates[3 * H] : 0.0f};
-      recurrent_unit(p.G, in, own[j], 1, &state[j], &cell[j]);
-      store_state(shared.h[(t + 1) & 3], j, unit, state[j]);
+      const float own = x[j][2];
+      if (G == 3) x[j][2] = third[j];
+      advance_unit<G>(x[j], own, &state[j], &cell[j]);
+      store_state<OWN>(shared.h[0].words + next, j, unit, state[j]);
       if (ROLE != FIRST && first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
     }
+    now = next;
   }
   kr_sync();
 }
@@ -204,7 +222,8 @@ KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, int32_t *progres
 template <int OWN, int ROLE>
 KR_DEV void layer(const pk_recurrence &p, int block, room<OWN> &shared) {
   const int64_t first = (int64_t)block * 4 * OWN;
-  if (kr_thread() < THREADS) step_units<OWN, ROLE>(p, first, shared);
+  if (kr_thread() < THREADS && p.G == 3) step_units<OWN, ROLE, 3>(p, first, shared);
+  else if (kr_thread() < THREADS) step_units<OWN, ROLE, 4>(p, first, shared);
   else bring_frames<OWN, ROLE>(p, first, p.progress + block, shared);
 }
 
