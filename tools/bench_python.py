@@ -51,10 +51,10 @@ def seconds(function):
 def cases():
     x, w, b = torch.randn(2, 8, 16), torch.randn(8, 4), torch.randn(8)
     state = torch.zeros(2, 8, 4)
-    yield "causal_conv1d_fn", "causal_conv1d", "_FORWARD", lambda: causal_conv1d_fn(x, w, b, activation="silu")
+    yield "causal_conv1d_fn", "causal_conv1d", "FORWARD", lambda: causal_conv1d_fn(x, w, b, activation="silu")
     yield "causal_conv1d_update", "causal_conv1d", "_UPDATE", lambda: causal_conv1d_update(x[..., 0], state, w, b, "silu")
     A, B, C, D, bias = -torch.rand(8, 4), torch.randn(2, 4, 16), torch.randn(2, 4, 16), torch.randn(8), torch.rand(8)
-    yield "selective_scan_fn", "selective_scan", "_FORWARD", lambda: selective_scan_fn(x, x, A, B, C, D, x, bias, True)
+    yield "selective_scan_fn", "selective_scan", "FORWARD", lambda: selective_scan_fn(x, x, A, B, C, D, x, bias, True)
     ssm, row, dt, B1, C1 = torch.zeros(2, 8, 4), torch.randn(2, 8), torch.rand(2, 8), torch.randn(2, 4), torch.randn(2, 4)
     yield "selective_state_update", "state_update", "_UPDATE", lambda: selective_state_update(ssm, row, dt, A, B1, C1, D, None, bias, True)
     yield "rms_norm_fn", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None)

@@ -21,6 +21,7 @@ _VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack fo
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
 _MOST_KNOWN = 1024              # signatures that an operator keeps
+_MOST_FOLLOWERS = 32            # calls that a call keeps: those that its tensors' signature decides nearly
 _LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has asked for it
 _HUGE_PAGES_BYTES = 1 << 22     # from here on scratch is worth a mapping of its own
@@ -228,16 +229,19 @@ class Operator:
         self.invoke = ffi.cast(as_bytes % "", _load.function("krait_" + self.name))
         self.pack = values["pack"]
 
-    def keep(self, key, given, taken, note=None):
-        """-> (call, tensors that it takes). The call will be found in `known` unless something had to be converted first: then
-        its signature is another one. Nor are complex ones, whose signature does not say whether they are conjugates."""
-        taken = tuple([t.resolve_neg() if t is not None and t.is_neg() else t for t in taken])
-        call = Call(self, note, any([t is not None and t.requires_grad for t in taken]))
-        if any([a is not b or (b is not None and b.is_complex()) for a, b in zip(given, taken)]):
-            return call, taken
-        if len(self.known) >= _MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = call
+    def keep(self, signature, options, given, note=None):
+        """-> (call, the tensors that it takes): those given, which have the right types, with no negative bit. Tensors that had to be converted
+        are found here again, by what became of them; complex ones are not, whose signature does not say whether they are conjugates."""
+        taken = tuple([t.resolve_neg() if t is not None and t.is_neg() else t for t in given])
+        has_gradients = any([t is not None and t.requires_grad for t in taken])
+        if any([t is not None and t.is_complex() for t in taken]):
+            return Call(self, note, has_gradients), taken
+        key = signature(taken, options)
+        call = self.known.get(key)
+        if call is None:
+            if len(self.known) >= _MOST_KNOWN:
+                self.known.clear()
+            call = self.known[key] = Call(self, note, has_gradients)
         return call, taken
 
     def run(self, tensors, flags=0, **numbers):
@@ -247,18 +251,33 @@ class Operator:
         call.run(tensors)
 
 
+def refuse_negative_bit(name, *tensors):
+    """For tensors that are written to, or used as their memory says."""
+    if any([t is not None and t.is_neg() for t in tensors]):
+        raise RuntimeError("krait: %s: the negative bit of a tensor is set, pass t.resolve_neg()" % name)
+
+
 class Call:
     """A call that is packed once, but for addresses, and runs on any tensors of the same signature. `note` is its owner's;
     `has_gradients`: one of the inputs asks for them."""
-    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients")
+    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients", "_followers")
 
     def __init__(self, operator, note=None, has_gradients=False):
-        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients = operator, None, 0, note, has_gradients
+        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients, self._followers = operator, None, 0, note, has_gradients, {}
+
+    def follower(self, operator, key=()):
+        """A call that this one's signature and `key` decide: kept with it."""
+        key = (operator.name, key)
+        call = self._followers.get(key)
+        if call is None:
+            if len(self._followers) >= _MOST_FOLLOWERS:
+                self._followers.clear()
+            call = self._followers[key] = Call(operator)
+        return call
 
     def pack(self, tensors, flags=0, **numbers):
         place(*tensors)
-        if any([t is not None and t.is_neg() for t in tensors]):
-            raise RuntimeError("krait: %s: the negative bit of a tensor is set, pass t.resolve_neg()" % self.operator.name)
+        refuse_negative_bit(self.operator.name, *tensors)
         words = array("Q", self.operator.pack(tensors, flags, **numbers))
         self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
         self.invoke = self.operator.invoke

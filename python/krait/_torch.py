@@ -55,13 +55,15 @@ def is_traced():
     return is_compiling() or _tracing.on
 
 
-def is_tracked(tensors):
-    """Whether a call needs a node in the graph: gradients are on, and one of the tensors (None allowed) asks for them."""
-    if torch.is_grad_enabled():
-        for t in tensors:
-            if t is not None and t.requires_grad:
-                return True
-    return False
+def call_after(ctx, operator, key):
+    """The call of a gradient: kept with that of the forward pass, whose signature and `key` decide it; None in compiled code."""
+    call = getattr(ctx, "call", None)
+    return None if call is None else call.follower(operator, key)
+
+
+def layout(t):
+    """What a signature says of a gradient that comes in: autograd sees to its shape and type."""
+    return None if t is None else t.stride()
 
 
 def zeros_like(t):
@@ -108,10 +110,11 @@ def once(backward):
 
 def differentiable(name, forward, setup, gradients):
     """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx, *douts)
-    once, not twice."""
+    once, not twice, with the call as ctx.call."""
     def run(ctx, call, *inputs):
         output = forward(call, *inputs)
         setup(ctx, inputs, output)
+        ctx.call = call
         return output
 
     def run_backward(ctx, *douts):

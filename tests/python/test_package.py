@@ -85,7 +85,7 @@ class _LendingPlace:
 
 
 def test_scratch_is_asked_for_once(monkeypatch):
-    operator, place = sys.modules["krait.ops.selective_scan"]._BACKWARD, _LendingPlace()
+    operator, place = sys.modules["krait.ops.selective_scan"].BACKWARD, _LendingPlace()
     u, A, B = torch.randn(2, 8, 40), -torch.rand(8, 4), torch.randn(2, 4, 40)
     inputs = (u, u.abs(), A, B, B, *[None] * 7, torch.ones_like(u), None)
     numbers = dict(B=2, D=8, L=40, N=4, G=1)
@@ -115,10 +115,15 @@ def test_kept_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(_call, "_MOST_KNOWN", 3)
     operator, x = _call.Operator("causal_conv1d", "x"), torch.zeros(1)
     for key in range(10):
-        call, taken = operator.keep(key, (x,), (x,))
-        assert operator.known[key] is call and taken == (x,) and len(operator.known) <= 3
-    converted, _ = operator.keep("other", (x,), (x.double(),))
-    assert "other" not in operator.known and converted.operator is operator
+        call, taken = operator.keep(lambda tensors, options: (tensors[0].dtype, *options), (key,), (x,))
+        assert operator.known[(x.dtype, key)] is call and taken == (x,) and len(operator.known) <= 3
+        assert operator.keep(lambda tensors, options: (tensors[0].dtype, *options), (key,), (x.clone(),))[0] is call
+    n_known, (call, _) = len(operator.known), operator.keep(None, (), (x.to(torch.complex64),))
+    assert len(operator.known) == n_known and call.operator is operator
+    monkeypatch.setattr(_call, "_MOST_FOLLOWERS", 3)
+    first = call.follower(operator, 0)
+    assert call.follower(operator, 0) is first and all([call.follower(operator, key).operator is operator for key in range(9)])
+    assert call.follower(operator, 0) is not first
 
 
 def test_mixed_devices_are_refused():

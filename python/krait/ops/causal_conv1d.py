@@ -5,11 +5,11 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, signer
-from .._torch import custom_op, differentiable, is_traced, zeros_like
+from .._call import Call, Operator, refuse_negative_bit, signer
+from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
-_FORWARD = Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")
-_BACKWARD = Operator("causal_conv1d_bwd", "x weight bias seq_idx initial_states dout dfinal_states dx dweight dbias dinitial_states")
+FORWARD = Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")
+BACKWARD = Operator("causal_conv1d_bwd", "x weight bias seq_idx initial_states dout dfinal_states dx dweight dbias dinitial_states")
 _UPDATE = Operator("causal_conv1d_update", "x conv_state weight bias cache_seqlens conv_state_indices out", x=(2, 3), out=(2, 3))
 _VARLEN = Operator("causal_conv1d_varlen_states", "x cu_seqlens states")
 _signature, _update_signature, _varlen_signature = signer(5), signer(6), signer(2)
@@ -57,13 +57,19 @@ def _numbers(x, weight, silu):
 
 def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
     """The plain call, into given outputs."""
-    _FORWARD.run((*_check(x, weight, bias, seq_idx, initial_states), out, final), _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+    FORWARD.run((*_check(x, weight, bias, seq_idx, initial_states), out, final), _REVERSE if reverse else 0, **_numbers(x, weight, silu))
 
 
 def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
     """The plain call, into given gradients (None: not computed)."""
-    _BACKWARD.run((x, weight, bias, seq_idx, initial_states, dout, dfinal, dx, dweight, dbias, dinitial), _REVERSE if reverse else 0,
-                  **_numbers(x, weight, silu))
+    run_backward_call(Call(BACKWARD), x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial)
+
+
+def run_backward_call(call, x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
+    tensors = (x, weight, bias, seq_idx, initial_states, dout, dfinal, dx, dweight, dbias, dinitial)
+    if call.words is None:
+        call.pack(tensors, _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+    call.run(tensors)
 
 
 def _fake_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse):
@@ -88,7 +94,13 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, dfinal=None):
     x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
     dout = zeros_like(x) if dout is None else dout
-    dx, dweight, dbias, dinitial = _backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, ctx.silu, ctx.reverse)
+    inputs = x, weight, bias, seq_idx, initial_states, dout, dfinal, ctx.silu, ctx.reverse
+    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dfinal)))
+    if call is None:
+        dx, dweight, dbias, dinitial = _backward(*inputs)
+    else:
+        dx, dweight, dbias, dinitial = grads = _fake_backward(*inputs)
+        run_backward_call(call, *inputs, *grads)
     return (dx, dweight, None if bias is None else dbias, None, None if initial_states is None else dinitial, None, None, None)
 
 
@@ -96,7 +108,7 @@ def _fake_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, want_
     return torch.empty_like(x), _empty_states(x, weight.shape[1] - 1) if want_final else None
 
 
-def _run(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want_final):
+def run_call(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want_final):
     out = torch.empty_like(x)
     final = _empty_states(x, weight.shape[1] - 1) if want_final else None
     tensors = (x, weight, bias, seq_idx, initial_states, out, final)
@@ -109,10 +121,10 @@ def _run(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want_fin
 @custom_op("causal_conv1d", _fake_forward, setup=_setup, backward=_gradients)
 def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor],
              initial_states: Optional[Tensor], silu: bool, reverse: bool, want_final: bool) -> Tuple[Tensor, Tensor]:
-    return _run(Call(_FORWARD), x, weight, bias, seq_idx, initial_states, silu, reverse, want_final)
+    return run_call(Call(FORWARD), x, weight, bias, seq_idx, initial_states, silu, reverse, want_final)
 
 
-_apply = differentiable("CausalConv1d", _run, _setup, _gradients)
+_apply = differentiable("CausalConv1d", run_call, _setup, _gradients)
 
 
 def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, activation=None,
@@ -126,10 +138,10 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
         result = _forward(*_check(*tensors), *options)
         return result if return_final_states else result[0]
     key = _signature(tensors, options)
-    call = _FORWARD.known.get(key)
+    call = FORWARD.known.get(key)
     if call is None:
-        call, tensors = _FORWARD.keep(key, tensors, _check(*tensors))
-    result = (_apply if call.has_gradients and is_grad_enabled() else _run)(call, *tensors, *options)
+        call, tensors = FORWARD.keep(_signature, options, _check(*tensors))
+    result = (_apply if call.has_gradients and is_grad_enabled() else run_call)(call, *tensors, *options)
     return result if return_final_states else result[0]
 
 
@@ -188,7 +200,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     key = _update_signature(inputs, (silu,))
     call = _UPDATE.known.get(key)
     if call is None:
-        call, _ = _UPDATE.keep(key, inputs, _check_update(*inputs))
+        refuse_negative_bit("causal_conv1d_update", conv_state)
+        call, inputs = _UPDATE.keep(_update_signature, (silu,), _check_update(*inputs))
     tensors = (*inputs, torch.empty_like(x))
     if call.words is None:
         call.pack(tensors, **_update_numbers(x, conv_state, weight, silu))
@@ -204,7 +217,7 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
         if x.dim() != 2 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
             raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
                                % (tuple(x.shape), tuple(cu_seqlens.shape)))
-        call, (x, cu_seqlens) = _VARLEN.keep(key, (x, cu_seqlens), (x, cu_seqlens.to(torch.int32)))
+        call, (x, cu_seqlens) = _VARLEN.keep(_varlen_signature, (state_len,), (x, cu_seqlens.to(torch.int32)))
     (total, d), n = x.shape, cu_seqlens.shape[0] - 1
     tensors = (x, cu_seqlens, torch.empty(n, state_len, d, dtype=x.dtype, device=x.device).transpose(1, 2))
     if call.words is None:

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
-from .._torch import autocast_dtype, custom_op, differentiable, is_traced, is_tracked, once
-from .causal_conv1d import causal_conv1d, run_backward as run_conv_backward
-from .norms import _add_norm_bwd, add_norm
-from .selective_scan import ONE_GROUP, as_parameter, run_backward as run_scan_backward, scan_flags, selective_scan
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, once
+from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV, causal_conv1d, run_backward_call as run_conv_backward, run_call as run_conv
+from .norms import add_norm, rms_norm_gradients
+from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN, ONE_GROUP, as_parameter, check as check_scan, scan_flags, selective_scan
+from .selective_scan import run_backward_call as run_scan_backward, run_call as run_scan
 
 _INPUTS = ("xz conv_weight conv_bias x_proj_weight dt_proj_weight A A_reverse Bmat Cmat Dvec delta_bias B_proj_bias C_proj_bias B_norm_weight "
            "C_norm_weight dt_norm_weight ")
@@ -78,7 +79,7 @@ def _takes_one_call(xz, w):
 def _flat(tensors):
     """With the convolution's weight, which comes second, as a matrix."""
     xz, conv, *others = tensors
-    return (xz, conv if conv.dim() == 2 else conv.squeeze(1), *others)
+    return (xz, conv if conv is None or conv.dim() == 2 else conv.squeeze(1), *others)
 
 
 def _numbers(xz, conv, delta_proj, A, eps):
@@ -97,10 +98,17 @@ def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_
                        B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
                        C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], dout: Tensor,
                        softplus: bool, reverse: bool, eps: float, wanted: List[bool]) -> List[Tensor]:
-    tensors = (xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm)
-    grads = _fake_backward(*tensors, dout, softplus, reverse, eps, wanted)
-    _INNER_BWD.run((*_flat(tensors), dout, grads[0], None if grads[1] is None else grads[1].view(conv.shape[0], -1), *grads[2:]),
-                   scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
+    return _run_one_call_backward(Call(_INNER_BWD), xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm,
+                                  C_norm, delta_norm, dout, softplus, reverse, eps, wanted)
+
+
+def _run_one_call_backward(call, *inputs):
+    grads = _fake_backward(*inputs)
+    tensors = (*_flat(inputs[:16]), inputs[16], *_flat(grads))
+    if call.words is None:
+        xz, conv, _, _, delta_proj, A, A_reverse, B, C, *_, softplus, reverse, eps, _ = inputs
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
+    call.run(tensors)
     return grads
 
 
@@ -112,7 +120,9 @@ def _setup_one_call(ctx, inputs, output):
 def _one_call_gradients(ctx, dout):
     tensors = ctx.saved_tensors
     wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad[-19:])]  # eager nodes have the call before
-    grads = _one_call_backward(*tensors, dout, *ctx.options, wanted)
+    inputs = (*tensors, dout, *ctx.options, wanted)
+    call = call_after(ctx, _INNER_BWD, (dout.stride(), *wanted))
+    grads = _one_call_backward(*inputs) if call is None else _run_one_call_backward(call, *inputs)
     return (*[g if want else None for g, want in zip(grads, wanted)], None, None, None)
 
 
@@ -148,101 +158,98 @@ _apply_one_call = differentiable("MambaInner", lambda call, *inputs: _run_one_ca
 
 
 # ---- composed ---------------------------------------------------------------------------------------------------------
+# `call` is the kept call of the whole chain: those of its parts are kept with it. In compiled code it is None, and parts are operators.
+# Rows are matrices of one token per row: (B L, columns).
 def _is_channel_last(t):
     return t.stride(1) == 1 and t.shape[1] > 1
 
 
-def _rms(rows, weight, eps):
-    """RMS norm over the last axis of (B, L, F)."""
-    return add_norm(rows, weight, eps=eps, is_rms_norm=True)
+def _rows(t):
+    """(B, D, L) -> (B L, D)."""
+    return t.transpose(1, 2).reshape(-1, t.shape[1])
 
 
-def _rms_backward(rows, weight, dout, eps):
-    """-> (gradient of rows, gradient of weight)."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    grads = _add_norm_bwd(flat, weight, None, None, None, None, dout.reshape(flat.shape), None, None, rows.dtype, None, None, eps,
-                          True)
-    return grads[0].view(rows.shape), grads[3]
+def _conv_of(call, x, w, o):
+    weight = w.conv if w.conv.dim() == 2 else w.conv.squeeze(1)
+    if call is None:
+        return causal_conv1d(x, weight, w.conv_bias, activation="silu", reverse=o.reverse)
+    return run_conv(call.follower(CONV), x, weight, w.conv_bias, None, None, True, o.reverse, False)[0]
 
 
-def _conv_of(x, w, o):
-    return causal_conv1d(x, w.conv, w.conv_bias, activation="silu", reverse=o.reverse)
-
-
-def _delta_of(x_dbl, w, channel_last):
+def _delta_of(rows, w, shape, channel_last):
     """delta before its norm, (B, D, L) in the wanted layout."""
-    rank = w.delta_proj.shape[1]
-    dt = x_dbl[..., :rank]
+    b, d, length = shape
+    dt = rows.narrow(1, 0, w.delta_proj.shape[1])
     if channel_last:
-        return F.linear(dt, w.delta_proj).transpose(1, 2)
-    b, length, _ = x_dbl.shape
-    return torch.mm(w.delta_proj, dt.reshape(b * length, rank).t()).view(-1, b, length).transpose(0, 1)
+        return torch.mm(dt, w.delta_proj.t()).view(b, length, d).transpose(1, 2)
+    return torch.mm(w.delta_proj, dt.t()).view(d, b, length).transpose(0, 1)
 
 
-def _to_scan(rows, is_complex):
-    """(B, L, N) -> (B, N, L); for complex A (B, L, 2N) -> (B, N, 2L), real and imaginary part side by side."""
+def _to_scan(columns, shape, is_complex):
+    """(B L, N) -> (B, N, L); for complex A (B L, 2N) -> (B, N, 2L), real and imaginary part side by side."""
+    b, _, length = shape
     if not is_complex:
-        return rows.transpose(1, 2)
-    b, length, two_n = rows.shape
-    return rows.reshape(b, length, two_n // 2, 2).transpose(1, 2).reshape(b, two_n // 2, 2 * length)
+        return columns.unflatten(0, (b, length)).transpose(1, 2)
+    return columns.reshape(b, length, -1, 2).transpose(1, 2).reshape(b, -1, 2 * length)
 
 
 def _from_scan(t, is_complex):
     """The inverse of _to_scan, for gradients."""
-    b, n, steps = t.shape
     if not is_complex:
-        return t.transpose(1, 2)
-    return t.reshape(b, n, steps // 2, 2).transpose(1, 2).reshape(b, steps // 2, 2 * n)
+        return _rows(t)
+    b, n, steps = t.shape
+    return t.reshape(b, n, steps // 2, 2).transpose(1, 2).reshape(-1, 2 * n)
 
 
-def _columns(x_dbl, w):
-    """The raw B and C columns (B, L, N) of the projection, biases added; None where the argument was given."""
-    n = w.A.shape[1] * (2 if w.A.is_complex() else 1)
-    rank = w.delta_proj.shape[1]
-    B = None if w.B is not None else x_dbl[..., rank:rank + n]
-    C = None if w.C is not None else x_dbl[..., x_dbl.shape[-1] - n:]
-    B = B if B is None or w.B_bias is None else B + w.B_bias.to(B.dtype)
-    C = C if C is None or w.C_bias is None else C + w.C_bias.to(C.dtype)
-    return B, C
+def _columns(rows, w):
+    """-> (start, raw columns (B L, N), biases added) of B and of C; None where the matrix was given."""
+    n, rank = w.A.shape[1] * (2 if w.A.is_complex() else 1), w.delta_proj.shape[1]
+    places = []
+    for given, bias, start in ((w.B, w.B_bias, rank), (w.C, w.C_bias, rows.shape[1] - n)):
+        columns = None if given is not None else rows.narrow(1, start, n)
+        places.append((start, columns if columns is None or bias is None else columns + bias.to(columns.dtype)))
+    return places
 
 
-def _matrix_of(given, columns, norm, is_complex, eps):
+def _matrix_of(given, columns, norm, shape, is_complex, eps):
     if given is not None:
         return given
-    return _to_scan(columns if norm is None else _rms(columns, norm, eps), is_complex)
+    columns = columns if norm is None else add_norm(columns, norm, eps=eps, is_rms_norm=True)
+    return _to_scan(columns, shape, is_complex)
 
 
 def _normed_delta(delta, w, eps):
     if w.delta_norm is None:
         return delta
-    return _rms(delta.transpose(1, 2), w.delta_norm, eps).transpose(1, 2)
+    return add_norm(delta.transpose(1, 2), w.delta_norm, eps=eps, is_rms_norm=True).transpose(1, 2)
 
 
-def _scan_of(u, delta, B, C, z, w, o):
-    return selective_scan(u, delta, w.A, B, C, w.D, z, w.delta_bias, o.softplus, reverse=o.reverse, A_reverse=w.A_reverse)
+def _scan_of(call, u, delta, B, C, z, w, o):
+    tensors = u, delta, w.A, B, C, w.D, z, w.delta_bias, None, None, None, w.A_reverse
+    if call is None:
+        return selective_scan(*tensors[:8], o.softplus, reverse=o.reverse, A_reverse=w.A_reverse)
+    call = call.follower(SCAN)
+    if call.words is None:
+        check_scan(*tensors)
+    return run_scan(call, *tensors, o.softplus, o.reverse, False)[0]
 
 
-def _forward(xz, w, o):
-    """-> (y, x_dbl, conv output, delta before its norm)."""
+def _scan_inputs(u, rows, raw_delta, w, o):
+    """-> (delta, B, C, the columns of B and C)."""
+    is_complex, columns = w.A.is_complex(), _columns(rows, w)
+    B, C = [_matrix_of(given, raw, norm, u.shape, is_complex, o.eps)
+            for given, norm, (_, raw) in ((w.B, w.B_norm, columns[0]), (w.C, w.C_norm, columns[1]))]
+    return _normed_delta(raw_delta, w, o.eps), B, C, columns
+
+
+def _forward(call, xz, w, o):
+    """-> (y, projected rows, conv output, delta before its norm)."""
     x, z = xz.chunk(2, dim=1)
-    u = _conv_of(x, w, o)
-    x_dbl = F.linear(u.transpose(1, 2), w.x_proj)
-    raw_delta = _delta_of(x_dbl, w, _is_channel_last(u))
-    raw_B, raw_C = _columns(x_dbl, w)
-    is_complex = w.A.is_complex()
-    B = _matrix_of(w.B, raw_B, w.B_norm, is_complex, o.eps)
-    C = _matrix_of(w.C, raw_C, w.C_norm, is_complex, o.eps)
-    y = _scan_of(u, _normed_delta(raw_delta, w, o.eps), B, C, z, w, o)
-    return y, x_dbl, u, raw_delta
-
-
-def _sum_rows(t):
-    return t.reshape(-1, t.shape[-1]).sum(0)
-
-
-def _product(dout, rows):
-    """Gradient of a weight: dout^T rows over all tokens."""
-    return torch.mm(dout.reshape(-1, dout.shape[-1]).t(), rows.reshape(-1, rows.shape[-1]).to(dout.dtype))
+    u = _conv_of(call, x, w, o)
+    rows = torch.mm(_rows(u), w.x_proj.t())
+    raw_delta = _delta_of(rows, w, u.shape, _is_channel_last(u))
+    delta, B, C, _ = _scan_inputs(u, rows, raw_delta, w, o)
+    return _scan_of(call, u, delta, B, C, z, w, o), rows, u, raw_delta
 
 
 class _Gradients(dict):
@@ -251,84 +258,108 @@ class _Gradients(dict):
         return None
 
 
-def _column_backward(dmatrix, raw, name, dx_dbl, start, w, o, grads):
-    """Puts the gradient of the B or C columns into dx_dbl at `start`."""
-    d = _from_scan(dmatrix, w.A.is_complex())
-    norm = getattr(w, name + "_norm")
-    if norm is not None:
-        d, grads[name + "_norm"] = _rms_backward(raw, norm, d, o.eps)
-    if getattr(w, name + "_bias") is not None:
-        grads[name + "_bias"] = _sum_rows(d).to(getattr(w, name + "_bias").dtype)
-    dx_dbl[..., start:start + d.shape[-1]] = d
+def _home_of(matrix, given, norm, start, drows, shape, is_complex):
+    """Where the scan puts the gradient of B or C: among those of the projected rows, if nothing lies between."""
+    if given is not None or norm is not None or is_complex:
+        return torch.empty_like(matrix)
+    return _to_scan(drows.narrow(1, start, matrix.shape[1]), shape, False)
 
 
-def _scan_backward(u, delta, B, C, z, dy, dz, w, o, grads):
-    """-> gradients of u, delta, B, C; that of z is written to dz."""
-    du, ddelta, grads["A"], dB, dC = [torch.empty_like(t) for t in (u, delta, w.A, B, C)]
+def _columns_backward(call, d, given, raw, start, name, drows, w, o, grads):
+    """From the gradient of B or C to those of its columns, bias and norm."""
+    norm, bias = getattr(w, name + "_norm"), getattr(w, name + "_bias")
+    if given is not None:
+        grads[name] = d
+        return
+    columns = drows.narrow(1, start, raw.shape[1])
+    if norm is not None or w.A.is_complex():
+        d = _from_scan(d, w.A.is_complex())
+        if norm is not None:
+            d, grads[name + "_norm"] = rms_norm_gradients(call, raw, norm, d, o.eps)
+        columns.copy_(d)
+    if bias is not None:
+        grads[name + "_bias"] = columns.sum(0).to(bias.dtype)
+
+
+def _scan_backward(call, tensors, dy, w, o, dB, dC, dz, grads):
+    """-> gradients of u and delta."""
+    u, delta, B, C, z = tensors
+    du, ddelta, grads["A"] = [torch.empty_like(t) for t in (u, delta, w.A)]
     for name in ("A_reverse", "D", "delta_bias"):
         given = getattr(w, name)
         grads[name] = None if given is None else torch.empty_like(given)
-    run_scan_backward(u, delta, w.A, B, C, w.D, z, w.delta_bias, None, None, None, w.A_reverse, dy, None, o.softplus, o.reverse, du, ddelta,
-                      grads["A"], dB, dC, grads["D"], dz, grads["delta_bias"], None, grads["A_reverse"])
-    return du, ddelta, dB, dC
+    inputs = u, delta, w.A, B, C, w.D, z, w.delta_bias, None, None, None, w.A_reverse, dy, None
+    results = du, ddelta, grads["A"], dB, dC, grads["D"], dz, grads["delta_bias"], None, grads["A_reverse"]
+    run_scan_backward(call.follower(SCAN_BACKWARD, dy.stride()), inputs, results, o.softplus, o.reverse)
+    return du, ddelta
 
 
-def _conv_backward(x, du, dx, w, o, grads):
-    grads["conv"], grads["conv_bias"] = [None if t is None else torch.empty_like(t) for t in (w.conv, w.conv_bias)]
-    run_conv_backward(x, w.conv, w.conv_bias, None, None, du, None, True, o.reverse, dx, grads["conv"], grads["conv_bias"], None)
+def _delta_backward(call, ddelta, raw_delta, rows, drows, w, o, grads):
+    ddelta = _rows(ddelta)
+    if w.delta_norm is not None:
+        ddelta, grads["delta_norm"] = rms_norm_gradients(call, _rows(raw_delta), w.delta_norm, ddelta, o.eps)
+    rank = w.delta_proj.shape[1]
+    grads["delta_proj"] = torch.mm(ddelta.t(), rows.narrow(1, 0, rank))
+    torch.mm(ddelta, w.delta_proj, out=drows.narrow(1, 0, rank))
 
 
-def _backward(xz, x_dbl, u, raw_delta, dy, w, o):
+def _add_product(du, drows, weight):
+    """du (B, D, L) += weight^T drows^T."""
+    if _is_channel_last(du) and du.dtype is drows.dtype:
+        _rows(du).addmm_(drows, weight)
+    else:
+        b, d, length = du.shape
+        du.add_(torch.mm(drows, weight).view(b, length, d).transpose(1, 2))
+
+
+def _conv_backward(call, x, du, dx, w, o, grads):
+    grads["conv"], grads["conv_bias"] = dweight, dbias = [None if t is None else torch.empty_like(t) for t in (w.conv, w.conv_bias)]
+    weight, dweight = [t if t.dim() == 2 else t.squeeze(1) for t in (w.conv, dweight)]
+    run_conv_backward(call.follower(CONV_BACKWARD), x, weight, w.conv_bias, None, None, du, None, True, o.reverse, dx, dweight, dbias, None)
+
+
+def _backward(call, xz, rows, u, raw_delta, dy, w, o):
     """-> (gradient of xz, gradients of the weights)."""
     grads = _Gradients()
     x, z = xz.chunk(2, dim=1)
-    dxz = torch.empty_like(xz)
+    dxz, drows, is_complex = torch.empty_like(xz), torch.empty_like(rows), w.A.is_complex()
     dx, dz = dxz.chunk(2, dim=1)
     if u is None:
-        u = _conv_of(x, w, o)
-        raw_delta = _delta_of(x_dbl, w, _is_channel_last(u))
-    is_complex, rank = w.A.is_complex(), w.delta_proj.shape[1]
-    raw_B, raw_C = _columns(x_dbl, w)
-    B = _matrix_of(w.B, raw_B, w.B_norm, is_complex, o.eps)
-    C = _matrix_of(w.C, raw_C, w.C_norm, is_complex, o.eps)
-    du, ddelta, dB, dC = _scan_backward(u, _normed_delta(raw_delta, w, o.eps), B, C, z, dy, dz, w, o, grads)
-    dx_dbl = torch.empty_like(x_dbl)
-    ddelta = ddelta.transpose(1, 2)
-    if w.delta_norm is not None:
-        ddelta, grads["delta_norm"] = _rms_backward(raw_delta.transpose(1, 2), w.delta_norm, ddelta, o.eps)
-    grads["delta_proj"] = _product(ddelta, x_dbl[..., :rank])
-    dx_dbl[..., :rank] = torch.matmul(ddelta, w.delta_proj)
-    for name, given, raw, d in (("B", w.B, raw_B, dB), ("C", w.C, raw_C, dC)):
-        if given is not None:
-            grads[name] = d
-        else:
-            start = rank if name == "B" else x_dbl.shape[-1] - raw.shape[-1]
-            _column_backward(d, raw, name, dx_dbl, start, w, o, grads)
-    grads["x_proj"] = _product(dx_dbl, u.transpose(1, 2))
-    du += torch.matmul(dx_dbl, w.x_proj).transpose(1, 2)
-    _conv_backward(x, du, dx, w, o, grads)
+        u = _conv_of(call, x, w, o)
+        raw_delta = _delta_of(rows, w, u.shape, _is_channel_last(u))
+    delta, B, C, ((start_B, raw_B), (start_C, raw_C)) = _scan_inputs(u, rows, raw_delta, w, o)
+    dB = _home_of(B, w.B, w.B_norm, start_B, drows, u.shape, is_complex)
+    dC = _home_of(C, w.C, w.C_norm, start_C, drows, u.shape, is_complex)
+    du, ddelta = _scan_backward(call, (u, delta, B, C, z), dy, w, o, dB, dC, dz, grads)
+    _columns_backward(call, dB, w.B, raw_B, start_B, "B", drows, w, o, grads)
+    _columns_backward(call, dC, w.C, raw_C, start_C, "C", drows, w, o, grads)
+    _delta_backward(call, ddelta, raw_delta, rows, drows, w, o, grads)
+    grads["x_proj"] = torch.mm(drows.t(), _rows(u).to(drows.dtype))
+    _add_product(du, drows, w.x_proj)
+    _conv_backward(call, x, du, dx, w, o, grads)
     return dxz, grads
 
 
 class _Composed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, xz, options, *weights):
-        y, x_dbl, u, raw_delta = _forward(xz, _Weights(*weights), options)
+    def forward(ctx, call, xz, options, *weights):
+        y, rows, u, raw_delta = _forward(call, xz, _Weights(*weights), options)
         kept = (u, raw_delta) if options.keep else (None, None)
-        ctx.save_for_backward(xz, x_dbl, *kept, *weights)
-        ctx.options = options
+        ctx.save_for_backward(xz, rows, *kept, *weights)
+        ctx.call, ctx.options = call, options
         return y
 
     @staticmethod
     @once
     def backward(ctx, dy):
-        xz, x_dbl, u, raw_delta, *weights = ctx.saved_tensors
+        xz, rows, u, raw_delta, *weights = ctx.saved_tensors
+        inputs = ctx.call, xz, rows, u, raw_delta, dy, _Weights(*weights), ctx.options
         if autocast_dtype(xz) is None:
-            dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
+            dxz, grads = _backward(*inputs)
         else:
             with torch.autocast(xz.device.type, enabled=False):
-                dxz, grads = _backward(xz, x_dbl, u, raw_delta, dy, _Weights(*weights), ctx.options)
-        return (dxz, None, *[grads[name] for name in _Weights._fields])
+                dxz, grads = _backward(*inputs)
+        return (None, dxz, None, *[grads[name] for name in _Weights._fields])
 
 
 # ---- entries ----------------------------------------------------------------------------------------------------------
@@ -347,9 +378,10 @@ def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_b
         B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
 
 
-def _compose(xz, w, o):
-    w = w._replace(conv=w.conv if w.conv.dim() == 2 else w.conv.squeeze(1))
-    return _Composed.apply(xz, o, *w) if is_tracked((xz, *w)) and not is_traced() else _forward(xz, w, o)[0]
+def _compose(call, tensors, o):
+    if call.has_gradients and is_grad_enabled():
+        return _Composed.apply(call, tensors[0], o, *tensors[1:])
+    return _forward(call, tensors[0], _Weights(*tensors[1:]), o)[0]
 
 
 def _inner(tensors, softplus, reverse, eps, keep, dtype):
@@ -358,15 +390,15 @@ def _inner(tensors, softplus, reverse, eps, keep, dtype):
     if is_traced():
         xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        return _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _compose(xz, w, _Options(softplus, keep, eps, reverse))
-    key = _signature(tensors, (*options, keep, dtype))
-    call = _INNER.known.get(key)
+        return _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0]
+    signed = (*options, keep, dtype)
+    call = _INNER.known.get(_signature(tensors, signed))
     if call is None:
         xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        call, tensors = _INNER.keep(key, tensors, (xz, *w), None if _takes_one_call(xz, w) else _compose)
+        call, tensors = _INNER.keep(_signature, signed, (xz, *w), None if _takes_one_call(xz, w) else _compose)
     if call.note is _compose:
-        return _compose(tensors[0], _Weights(*tensors[1:]), _Options(softplus, keep, eps, reverse))
+        return _compose(call, tensors, _Options(softplus, keep, eps, reverse))
     return _apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
-from .._torch import autocast_dtype, custom_op, differentiable, is_traced
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout
 
 _ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
 _ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
@@ -32,10 +32,24 @@ def _add_norm_bwd(v: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], w
                   dsum: Optional[Tensor], x_dtype: torch.dtype, residual_dtype: Optional[torch.dtype],
                   x1_dtype: Optional[torch.dtype], eps: float, rms: bool) -> List[Tensor]:
     """-> gradients of x, residual, x1, weight, bias, weight1, bias1."""
-    grads = _fake_add_norm_bwd(v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype,
-                               eps, rms)
-    _ADD_NORM_BWD.run((v, weight, weight1, rowscale, dout, dout1, dsum, *grads), _RMS if rms else 0, R=v.shape[0], M=v.shape[1], eps=eps)
+    return _run_add_norm_bwd(Call(_ADD_NORM_BWD), v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype, eps, rms)
+
+
+def _run_add_norm_bwd(call, *inputs):
+    v, weight, _, weight1, _, rowscale, dout, dout1, dsum, *_, eps, rms = inputs
+    grads = _fake_add_norm_bwd(*inputs)
+    tensors = (v, weight, weight1, rowscale, dout, dout1, dsum, *grads)
+    if call.words is None:
+        call.pack(tensors, _RMS if rms else 0, R=v.shape[0], M=v.shape[1], eps=eps)
+    call.run(tensors)
     return grads
+
+
+def rms_norm_gradients(call, rows, weight, dout, eps):
+    """-> gradients of rows (R, M) and weight; call: one that decides their shapes."""
+    call = call.follower(_ADD_NORM_BWD, (rows.shape, rows.stride(), dout.stride()))
+    grads = _run_add_norm_bwd(call, rows, weight, None, None, None, None, dout, None, None, rows.dtype, None, None, eps, True)
+    return grads[0], grads[3]
 
 
 def _setup_add_norm(ctx, inputs, output):
@@ -47,7 +61,9 @@ def _setup_add_norm(ctx, inputs, output):
 
 def _add_norm_gradients(ctx, dout, dout1=None, dsum=None):
     v, weight, bias, weight1, bias1, rowscale = ctx.saved_tensors
-    grads = _add_norm_bwd(v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, *ctx.dtypes, ctx.eps, ctx.rms)
+    inputs = v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, *ctx.dtypes, ctx.eps, ctx.rms
+    call = call_after(ctx, _ADD_NORM_BWD, (layout(dout), layout(dout1), layout(dsum)))
+    grads = _add_norm_bwd(*inputs) if call is None else _run_add_norm_bwd(call, *inputs)
     given = (*ctx.dtypes, weight, bias, weight1, bias1)
     dx, dresidual, dx1, dweight, dbias, dweight1, dbias1 = [None if t is None else g for t, g in zip(given, grads)]
     return dx, dweight, dbias, dresidual, dx1, dweight1, dbias1, None, None, None, None, None
@@ -116,7 +132,8 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     call = None if traced else _ADD_NORM.known.get(key)
     if call is None:
         _check_add_norm(*inputs)
-        call = None if traced else _ADD_NORM.keep(key, inputs, inputs)[0]
+        if not traced:
+            call, (x, weight, bias, residual, x1, weight1, bias1, rowscale) = _ADD_NORM.keep(_add_norm_signature, options, inputs)
     rows, rows1, residual, mask, mask1 = _rows(x, width), _rows(x1, width), _rows(residual, width), None, None
     rowscale = None if rowscale is None else rowscale.reshape(-1)
     if dropout_p > 0.0:
@@ -165,9 +182,15 @@ def _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_
 @custom_op("gated_norm_bwd", _fake_gated_bwd)
 def _gated_bwd(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], dout: Tensor, eps: float,
                group_size: int, rms: bool, norm_before_gate: bool) -> List[Tensor]:
+    return _run_gated_bwd(Call(_GATED_NORM_BWD), x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
+
+
+def _run_gated_bwd(call, x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate):
     grads = _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
-    _GATED_NORM_BWD.run((x, z, weight, bias, dout, *grads), _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1],
-                        group_size=group_size, eps=eps)
+    tensors = (x, z, weight, bias, dout, *grads)
+    if call.words is None:
+        call.pack(tensors, _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1], group_size=group_size, eps=eps)
+    call.run(tensors)
     return grads
 
 
@@ -178,7 +201,8 @@ def _setup_gated(ctx, inputs, output):
 
 def _gated_gradients(ctx, dout):
     tensors = ctx.saved_tensors
-    grads = _gated_bwd(*tensors, dout, *ctx.options)
+    call = call_after(ctx, _GATED_NORM_BWD, dout.stride())
+    grads = _gated_bwd(*tensors, dout, *ctx.options) if call is None else _run_gated_bwd(call, *tensors, dout, *ctx.options)
     return (*[None if t is None else g for t, g in zip(tensors, grads)], None, None, None, None)
 
 
@@ -222,6 +246,7 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
     call = _GATED_NORM.known.get(key)
     if call is None:
         _check_gated(*inputs, options[1])
-        call, _ = _GATED_NORM.keep(key, inputs, inputs)
+        call, inputs = _GATED_NORM.keep(_gated_norm_signature, options, inputs)
+    x, z, weight, bias = inputs
     tensors = (_rows(x, width), _rows(z, width), weight, bias)
     return _shaped((_apply_gated if call.has_gradients and is_grad_enabled() else _run_gated)(call, *tensors, *options), shape)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
-from .._torch import custom_op, differentiable, is_traced, zeros_like
+from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
 ONE_GROUP = (1, 4)  # the axis of the groups of B and C, where there is one, may be left out of the shape
 _INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
-_FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
-_BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _signature = signer(12)
 _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 
@@ -37,15 +37,23 @@ def _numbers(u, A, B, C, cu_seqlens):
 
 def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
     """The plain call, into given outputs."""
-    _FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
+    FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
                  scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
 
 
 def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
                  du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse):
     """The plain call, into given gradients (None: not computed)."""
-    _BACKWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, du, ddelta, dA, dB, dC, dD,
-                   dz, ddelta_bias, dinitial, dA_reverse), scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+    run_backward_call(Call(BACKWARD), (u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast),
+                      (du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse), softplus, reverse)
+
+
+def run_backward_call(call, inputs, grads, softplus, reverse):
+    tensors = (*inputs, *grads)
+    if call.words is None:
+        u, _, A, B, C, *_, cu_seqlens, A_reverse, _, _ = inputs
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+    call.run(tensors)
 
 
 def _fake_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse):
@@ -72,7 +80,13 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, dlast=None):
     tensors = ctx.saved_tensors
     dout = zeros_like(tensors[0]) if dout is None else dout
-    grads = _backward(*tensors, dout, dlast, ctx.softplus, ctx.reverse)
+    inputs, options = (*tensors, dout, dlast), (ctx.softplus, ctx.reverse)
+    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dlast)))
+    if call is None:
+        grads = _backward(*inputs, *options)
+    else:
+        grads = _fake_backward(*inputs, *options)
+        run_backward_call(call, inputs, grads, *options)
     *grads, dA_reverse = [None if t is None else g for t, g in zip((*tensors[:9], tensors[11]), grads)]
     return (*grads, None, None, dA_reverse, None, None, None)
 
@@ -84,7 +98,7 @@ def _fake_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, c
     return torch.empty_like(u), last
 
 
-def _run(call, *inputs):
+def run_call(call, *inputs):
     out, last = _fake_forward(*inputs)
     tensors = (*inputs[:12], out, last)
     if call.words is None:
@@ -99,10 +113,10 @@ def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optio
              delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
              cu_seqlens: Optional[Tensor], A_reverse: Optional[Tensor], softplus: bool, reverse: bool,
              want_last: bool) -> Tuple[Tensor, Tensor]:
-    return _run(Call(_FORWARD), u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last)
+    return run_call(Call(FORWARD), u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, want_last)
 
 
-_apply = differentiable("SelectiveScan", _run, _setup, _gradients)
+_apply = differentiable("SelectiveScan", run_call, _setup, _gradients)
 
 
 def _refuse(tensors):
@@ -121,7 +135,7 @@ def _is_matrix(t, A_shape, b, steps):
     return len(shape) == 4 and A_shape[0] % shape[1] == 0 and shape == (b, shape[1], A_shape[1], steps)
 
 
-def _check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
+def check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
     shape, A_shape = u.shape, A.shape
     good = len(shape) == 3 and len(A_shape) == 2
     if good:
@@ -148,7 +162,7 @@ def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_se
     A, *others = [t if t is None else as_parameter(t, kind) for t in (A, initial_states, A_reverse)]
     B, C = [as_parameter(t, kind) if t.dim() == 2 else t for t in (B, C)]
     D, delta_bias = [t if t is None else as_parameter(t, torch.float32) for t in (D, delta_bias)]
-    _check(u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1])
+    check(u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1])
     return u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
 
 
@@ -162,8 +176,8 @@ def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_sof
         result = _forward(*_in_kind(*tensors), *options)
         return result if return_last_state else result[0]
     key = _signature(tensors, options)
-    call = _FORWARD.known.get(key)
+    call = FORWARD.known.get(key)
     if call is None:
-        call, tensors = _FORWARD.keep(key, tensors, _in_kind(*tensors))
-    result = (_apply if call.has_gradients and is_grad_enabled() else _run)(call, *tensors, *options)
+        call, tensors = FORWARD.keep(_signature, options, _in_kind(*tensors))
+    result = (_apply if call.has_gradients and is_grad_enabled() else run_call)(call, *tensors, *options)
     return result if return_last_state else result[0]

@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .._call import Call, Operator, signer
+from .._call import Call, Operator, refuse_negative_bit, signer
 from .._torch import custom_op, is_traced
 
 _UPDATE = Operator("state_update", "state x dt A Bmat Cmat Dvec z dt_bias state_batch_indices out", state=(1, 4), x=(1, 3), dt=(1, 3), A=(0, 3), Bmat=(1, 3), Cmat=(1, 3), Dvec=(0, 2), dt_bias=(0, 2), z=(1, 3),
@@ -59,5 +59,6 @@ def state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplu
     key = _signature(tensors, (softplus,))
     call = _UPDATE.known.get(key)
     if call is None:
-        call, tensors = _UPDATE.keep(key, tensors, _in_kind(*tensors))
+        refuse_negative_bit("selective_state_update", state)
+        call, tensors = _UPDATE.keep(_signature, (softplus,), _in_kind(*tensors))
     return _run(call, *tensors, softplus)
