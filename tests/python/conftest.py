@@ -28,6 +28,16 @@ def _devices():
 DEVICES = _devices()
 
 
+def pytest_sessionstart(session):
+    """A worker of pytest-xdist has its share of the processors, and of the device code that a GPU's driver must compile."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // worker["workercount"]))
+        if "cuda" in DEVICES:
+            import device_code
+            device_code.compile_together(worker["testrunuid"])
+
+
 def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", DEVICES)

@@ -1,5 +1,7 @@
 """mamba_inner_fn and VideoMamba's forms: values and every gradient, among them those that upstream gets wrong."""
 
+import sys
+
 import pytest
 import torch
 
@@ -72,6 +74,39 @@ def test_biases_have_gradients(device, complex_A):
 def test_norms_have_gradients(device, complex_A, lvl):
     """Upstream's backward ignores the derivative of the three RMS norms and gives their weights none."""
     compare(*make(device, norms=True, biases=True, complex_A=complex_A), (6e-4, 2e-3), (2e-3, 1e-2), lvl)
+
+
+@pytest.fixture(params=["kept", "again"])
+def composed(request, monkeypatch):
+    """The chain as it runs on a GPU, on any device: with conv output and delta kept for the gradient, or computed again."""
+    module = sys.modules["krait.ops.mamba_inner"]
+    module._INNER.known.clear()
+    monkeypatch.setattr(module, "_takes_one_call", lambda *args: False)
+    if request.param == "again":
+        monkeypatch.setattr(module, "_KEPT_BYTES", 0)
+    yield
+    module._INNER.known.clear()
+
+
+@pytest.mark.parametrize("channel_last", [False, True])
+@pytest.mark.parametrize("complex_A", [False, True])
+@pytest.mark.parametrize("what", [{}, {"constant": ("C",)}, {"biases": True}, {"biases": True, "norms": True}, {"out": False}], ids=str)
+def test_composed(device, composed, what, complex_A, channel_last):
+    for _ in range(2):  # the second one meets kept calls
+        compare(*make(device, complex_A=complex_A, channel_last=channel_last, **what), (6e-4, 2e-3), (2e-3, 1e-2))
+
+
+def test_composed_gradients_of_the_last_projection_alone(device, composed):
+    """Of a frozen chain, from a gradient without memory of its own."""
+    t, _ = make(device, biases=True)
+    t = {k: v if v is None else v.detach().requires_grad_(k.startswith("out_proj")) for k, v in t.items()}
+    twins = dict(zip(t, refs.doubles(*t.values())))
+    mamba_inner_fn(**t).sum().backward()
+    refs.mamba_inner(*twins.values()).sum().backward()
+    for name, tensor in t.items():
+        assert tensor is None or (tensor.grad is not None) == name.startswith("out_proj")
+    refs.close(t["out_proj_weight"].grad, twins["out_proj_weight"].grad, (2e-3, 5e-3))
+    refs.close(t["out_proj_bias"].grad, twins["out_proj_bias"].grad, (2e-3, 5e-3))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

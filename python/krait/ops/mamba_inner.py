@@ -4,7 +4,7 @@
     y = scan(x, delta, A, B, C, D) silu(z); out = out_proj y.
 
 On the CPU the node is one C call, which keeps nothing but its inputs. On a GPU, and for what that call does not take, it is composed
-here of torch's products and krait's operators; kept are then xz and the projected rows, with checkpoint_lvl 0 also conv output and delta.
+here of torch's products and krait's operators; kept are then xz, the projected rows and y, with checkpoint_lvl 0 or few of them also conv output and delta.
 Tensors (B, D, L) may be stored token after token (channel-last) or channel after channel: xz decides."""
 
 from typing import List, NamedTuple, Optional
@@ -27,6 +27,7 @@ _INNER_BWD = Operator("mamba_inner_bwd", _INPUTS + "dout dxz dconv_weight dconv_
                       "ddelta_bias dB_proj_bias dC_proj_bias dB_norm_weight dC_norm_weight ddt_norm_weight",
                       Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _signature = signer(16)
+_KEPT_BYTES = 1 << 21  # an xz up to this size is worth less than computing conv output and delta again
 
 
 class _Weights(NamedTuple):
@@ -189,7 +190,7 @@ def _to_scan(columns, shape, is_complex):
     """(B L, N) -> (B, N, L); for complex A (B L, 2N) -> (B, N, 2L), real and imaginary part side by side."""
     b, _, length = shape
     if not is_complex:
-        return columns.unflatten(0, (b, length)).transpose(1, 2)
+        return columns.view(b, length, -1).transpose(1, 2)
     return columns.reshape(b, length, -1, 2).transpose(1, 2).reshape(b, -1, 2 * length)
 
 
@@ -340,26 +341,49 @@ def _backward(call, xz, rows, u, raw_delta, dy, w, o):
     return dxz, grads
 
 
+def _project(y, out_proj, out_bias):
+    """(B, D, L) -> (B, L, M)."""
+    rows, (b, _, length) = _rows(y), y.shape
+    out = torch.mm(rows, out_proj.t()) if out_bias is None else torch.addmm(out_bias, rows, out_proj.t())
+    return out.view(b, length, -1)
+
+
+def _project_backward(dout, y, out_proj, out_bias, wanted):
+    """-> gradients of y, out_proj and, each where wanted, out_bias."""
+    dout, (b, d, length) = dout.reshape(-1, dout.shape[-1]), y.shape
+    dout = dout.contiguous() if 0 in dout.stride() else dout  # else both products would copy what is spread out
+    dweight = torch.mm(dout.t(), _rows(y).to(dout.dtype)) if wanted[0] else None
+    dbias = dout.sum(0).to(out_bias.dtype) if out_bias is not None and wanted[1] else None
+    dy = torch.mm(dout, out_proj.to(dout.dtype)).to(y.dtype).view(b, length, d).transpose(1, 2)
+    return dy, None if dweight is None else dweight.to(out_proj.dtype), dbias
+
+
 class _Composed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call, xz, options, *weights):
+    def forward(ctx, call, options, out_proj, out_bias, xz, *weights):
         y, rows, u, raw_delta = _forward(call, xz, _Weights(*weights), options)
-        kept = (u, raw_delta) if options.keep else (None, None)
-        ctx.save_for_backward(xz, rows, *kept, *weights)
+        keep = options.keep or xz.numel() * xz.element_size() <= _KEPT_BYTES
+        kept = (u, raw_delta) if keep else (None, None)
+        ctx.save_for_backward(xz, rows, *kept, out_proj, out_bias, None if out_proj is None else y, *weights)
         ctx.call, ctx.options = call, options
-        return y
+        return y if out_proj is None else _project(y, out_proj, out_bias)
 
     @staticmethod
     @once
-    def backward(ctx, dy):
-        xz, rows, u, raw_delta, *weights = ctx.saved_tensors
-        inputs = ctx.call, xz, rows, u, raw_delta, dy, _Weights(*weights), ctx.options
-        if autocast_dtype(xz) is None:
-            dxz, grads = _backward(*inputs)
-        else:
-            with torch.autocast(xz.device.type, enabled=False):
-                dxz, grads = _backward(*inputs)
-        return (None, dxz, None, *[grads[name] for name in _Weights._fields])
+    def backward(ctx, dout):
+        if autocast_dtype(dout) is None:
+            return _Composed._gradients(ctx, dout)
+        with torch.autocast(dout.device.type, enabled=False):
+            return _Composed._gradients(ctx, dout)
+
+    @staticmethod
+    def _gradients(ctx, dy):
+        xz, rows, u, raw_delta, out_proj, out_bias, y, *weights = ctx.saved_tensors
+        dout_proj = dout_bias = None
+        if y is not None:
+            dy, dout_proj, dout_bias = _project_backward(dy, y, out_proj, out_bias, ctx.needs_input_grad[2:4])
+        dxz, grads = _backward(ctx.call, xz, rows, u, raw_delta, dy, _Weights(*weights), ctx.options)
+        return (None, None, dout_proj, dout_bias, dxz, *[grads[name] for name in _Weights._fields])
 
 
 # ---- entries ----------------------------------------------------------------------------------------------------------
@@ -378,19 +402,21 @@ def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_b
         B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
 
 
-def _compose(call, tensors, o):
-    if call.has_gradients and is_grad_enabled():
-        return _Composed.apply(call, tensors[0], o, *tensors[1:])
-    return _forward(call, tensors[0], _Weights(*tensors[1:]), o)[0]
+def _compose(call, tensors, o, out_proj, out_bias):
+    if is_grad_enabled() and (call.has_gradients or (out_proj is not None and (out_proj.requires_grad or (out_bias is not None and out_bias.requires_grad)))):
+        return _Composed.apply(call, o, out_proj, out_bias, *tensors)
+    y = _forward(call, tensors[0], _Weights(*tensors[1:]), o)[0]
+    return y if out_proj is None else _project(y, out_proj, out_bias)
 
 
-def _inner(tensors, softplus, reverse, eps, keep, dtype):
-    """The chain of xz and the weights, without its last projection."""
-    options = softplus, reverse, eps
+def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
+    """xz and the weights -> (B, L, M), or (B, D, L) where out_proj is None."""
+    options, dtype = (softplus, reverse, eps), autocast_dtype(tensors[0])
+    out_proj, out_bias = _cast(out_proj, dtype), _cast(out_bias, dtype)
     if is_traced():
         xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        return _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0]
+        return _projected(_one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0], out_proj, out_bias)
     signed = (*options, keep, dtype)
     call = _INNER.known.get(_signature(tensors, signed))
     if call is None:
@@ -398,12 +424,12 @@ def _inner(tensors, softplus, reverse, eps, keep, dtype):
         _check(xz, w)
         call, tensors = _INNER.keep(_signature, signed, (xz, *w), None if _takes_one_call(xz, w) else _compose)
     if call.note is _compose:
-        return _compose(call, tensors, _Options(softplus, keep, eps, reverse))
-    return _apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options)
+        return _compose(call, tensors, _Options(softplus, keep, eps, reverse), out_proj, out_bias)
+    return _projected(_apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options), out_proj, out_bias)
 
 
-def _projected(y, out_proj, out_bias, dtype):
-    return F.linear(y.transpose(1, 2), _cast(out_proj, dtype), _cast(out_bias, dtype))
+def _projected(y, out_proj, out_bias):
+    return y if out_proj is None else F.linear(y.transpose(1, 2), out_proj, out_bias)
 
 
 def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
@@ -411,18 +437,15 @@ def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
                 b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6, reverse=False):
     """xz (B, 2D, L) -> (B, L, M), or (B, D, L) where out_proj_weight is None."""
     assert checkpoint_lvl in (0, 1), "checkpoint_lvl must be 0 or 1"
-    dtype = autocast_dtype(xz)
     tensors = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias,
                b_rms_weight, c_rms_weight, dt_rms_weight)
-    y = _inner(tensors, bool(delta_softplus), bool(reverse), float(b_c_dt_rms_eps), checkpoint_lvl == 0, dtype)
-    return y if out_proj_weight is None else _projected(y, out_proj_weight, out_proj_bias, dtype)
+    return _chain(tensors, bool(delta_softplus), bool(reverse), float(b_c_dt_rms_eps), checkpoint_lvl == 0, out_proj_weight, out_proj_bias)
 
 
 def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
                   B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True):
     """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out. Each scan adds D u,
     the operator does so once to the sum: it gets 2 D."""
-    dtype = autocast_dtype(xz)
     tensors = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
                C_proj_bias, None, None, None)
-    return _projected(_inner(tensors, bool(delta_softplus), False, 0.0, False, dtype), out_proj_weight, out_proj_bias, dtype)
+    return _chain(tensors, bool(delta_softplus), False, 0.0, False, out_proj_weight, out_proj_bias)
