@@ -4,7 +4,7 @@
 static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
 static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
-static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_two_8"}};
+static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_two", "kr_pk_recurrence_two_2"}, {"primeknet_recurrence_two", "kr_pk_recurrence_two_4"}, {"primeknet_recurrence_two", "kr_pk_recurrence_two_8"}};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
 static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
@@ -74,23 +74,28 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
 
 static pk_recurrence recurrence_of(const pk_device_session *s, const pk_recurrent *net, int64_t layer) {
   const kr_panels *hidden = &net->hidden[layer];
-  return (pk_recurrence){.gates = s->gates, .w = {pk_weight(s, hidden->data)}, .bias = {pk_weight(s, hidden->bias)}, .out = s->steps, .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T,
+  return (pk_recurrence){.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T,
                          .Hp = (int32_t)s->model->Hp, .G = s->model->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
 }
 
 static int is_tensor(const pk_device_session *s) { return s->model->Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE; }
 
-/* Two layers in one launch: at once, where all their blocks find room. Returns whether it did: the second layer's input is a product of
- * float16 weights, as all of them are then. */
-static int run_two_layers(pk_device_session *s, const pk_recurrent *net, int64_t layer) {
-  if (!is_tensor(s) || !s->device->halves || layer + 1 >= s->model->config.layers) return 0;
-  pk_recurrence r = recurrence_of(s, net, layer);
-  const int many = r.n_sequences > 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  r.n_blocks = (int32_t)blocks_of(r.n_sequences, many ? 8 : 4);
-  r.w[1] = pk_weight(s, net->hidden[layer + 1].data), r.bias[1] = pk_weight(s, net->hidden[layer + 1].bias);
-  r.next_w = pk_weight(s, net->input[layer + 1].data), r.next_bias = pk_weight(s, net->input[layer + 1].bias);
-  r.progress = s->progress;
-  pk_launch(s, &recurrence_two[many], (kr_grid){.x = 2 * (uint32_t)r.n_blocks, .block = 512}, &r, sizeof r);
+static pk_layer layer_of(const pk_device_session *s, const pk_recurrent *net, int64_t i) {
+  const kr_panels *in = &net->input[i], *own = &net->hidden[i];
+  return (pk_layer){pk_weight(s, in->data) + pk_panel_fragments(in), pk_weight(s, in->bias), pk_weight(s, own->data) + pk_panel_fragments(own), pk_weight(s, own->bias)};
+}
+
+/* The first two layers in one launch, their inputs' products included. Returns whether it did: its factors are float16. Few sequences are
+ * spread over all multiprocessors. */
+static int run_two_layers(pk_device_session *s, const pk_recurrent *net) {
+  const kr_primeknet *m = s->model;
+  if (!is_tensor(s) || !s->device->halves || m->config.layers < 2) return 0;
+  const int64_t n_sequences = all_rows(s) / s->T, n_multiprocessors = kr_cuda_info(s->device->cuda)->n_multiprocessors;
+  const uint32_t kind = n_sequences <= n_multiprocessors ? 0 : n_sequences <= 2 * n_multiprocessors ? 1 : 2, per_block = 2u << kind;
+  const pk_two_layers two = {.x = s->y, .layers = {layer_of(s, net, 0), layer_of(s, net, 1)}, .between = s->gates, .out = s->steps, .progress = s->progress, .n_sequences = n_sequences,
+                             .T = (int32_t)s->T, .Cp = (int32_t)m->Cp, .n_channels = (int32_t)m->config.C, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .n_blocks = (int32_t)blocks_of(n_sequences, per_block)};
+  const kr_grid grid = {.x = 2 * (uint32_t)two.n_blocks, .block = per_block == 8 ? KR_PK_TWO_THREADS : KR_PK_TWO_THREADS + 32, .shared_bytes = per_block * KR_PK_SEQUENCE_BYTES};
+  pk_launch(s, &recurrence_two[kind], grid, &two, sizeof two);
   return 1;
 }
 
@@ -111,12 +116,11 @@ static void run_layer(pk_device_session *s, const pk_recurrent *net, int64_t lay
 static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const float *beta) {
   const kr_primeknet *m = s->model;
   const int64_t n_gates = (m->config.stage == KR_PK_GRU ? 3 : 4) * m->Hp;
-  for (int64_t i = 0; i < m->config.layers; i++) {
+  for (int64_t i = run_two_layers(s, net) ? 2 : 0; i < m->config.layers; i++) {
     pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->gates, n_gates)
                       : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
     pk_launch_product(s, &in);
-    if (run_two_layers(s, net, i)) i++;
-    else run_layer(s, net, i);
+    run_layer(s, net, i);
   }
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->y, m->Cp);
   end_product(s, &out, s->y, beta);

@@ -6,9 +6,9 @@ KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
 /* The recurrent product of one step: gate j. */
 KR_DEV void recurrent_gate(const pk_recurrence &p, const float *h, int j, float *gates) {
-  float sum = p.bias[0][j];
+  float sum = p.bias[j];
 #pragma unroll 4
-  for (int k = 0; k < p.Hp; k++) sum = kr_fma(h[k], p.w[0][(int64_t)k * p.Np + j], sum);
+  for (int k = 0; k < p.Hp; k++) sum = kr_fma(h[k], p.w[(int64_t)k * p.Np + j], sum);
   gates[j] = sum;
 }
 
@@ -42,8 +42,8 @@ KR_DEV void recurrence_64(const pk_recurrence &p) {
   const int exists = q < GROUP && sequence < p.n_sequences;
   float held[H], in[AHEAD][4], state = 0.0f, cell = 0.0f;
 #pragma unroll
-  for (int k = 0; k < H; k++) held[k] = gate ? p.w[0][(int64_t)k * p.Np + kr_thread()] : 0.0f;
-  const float bias = gate ? p.bias[0][kr_thread()] : 0.0f;
+  for (int k = 0; k < H; k++) held[k] = gate ? p.w[(int64_t)k * p.Np + kr_thread()] : 0.0f;
+  const float bias = gate ? p.bias[kr_thread()] : 0.0f;
   if (q < GROUP) h[kr_thread()] = 0.0f;
 #pragma unroll
   for (int i = 0; i < AHEAD; i++)

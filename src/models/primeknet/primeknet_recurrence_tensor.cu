@@ -1,6 +1,5 @@
 /* primeknet_recurrence_tensor.cu: the steps of GRU and LSTM with states 64 wide, from Ampere on: gates are the rows of a product by tensor
- * cores, sequences its columns. One layer alone computes as float32 does: factors are split into two halves. Two layers in one launch, the
- * second some frames behind the first, take weights rounded to float16, as the other products of that mode do; states stay split. */
+ * cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
 #include "primeknet_recurrence.cuh"
 
 enum { H = 64, COLUMNS = 8, STATE_PITCH = 36, PLANE = COLUMNS * STATE_PITCH }; /* words of two states; columns 4 banks apart */
@@ -48,20 +47,19 @@ KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float
     for (int i = 0; i < 2; i++) kr_mma(k % 2 ? more[i] : sums[i], w[k][i], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
 }
 
-/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product. column: in the states, this lane's.
- * EXACT: as float32 would have it, but for the product of both low parts; else weights are their high parts. */
-template <int OWN, int EXACT, int G>
+/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product, but for the product of both low
+ * parts. column: in the states, this lane's. */
+template <int OWN, int G>
 KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OWN][4]) {
   float sums[2][4] = {}, more[2][4] = {}, low[2][4] = {}, rest[2][4] = {};
   multiply(w.high, column, sums, more);
-  if (EXACT) multiply(w.low, column, low, rest);
+  multiply(w.low, column, low, rest);
   if (OWN == 1) {
     const int second = kr_thread() & 2; /* has low parts: columns 2 q - 4 and 2 q - 3 */
 #pragma unroll
     for (int g = 0; g < G; g++) {
       const int i = g / 2, n = g % 2 * 2;
-      float even = sums[i][n] + more[i][n], odd = sums[i][n + 1] + more[i][n + 1];
-      if (EXACT) even += low[i][n] + rest[i][n], odd += low[i][n + 1] + rest[i][n + 1];
+      const float even = (sums[i][n] + more[i][n]) + (low[i][n] + rest[i][n]), odd = (sums[i][n + 1] + more[i][n + 1]) + (low[i][n + 1] + rest[i][n + 1]);
       const float other = kr_shuffle_xor(kr_select(second, even, odd), 2);
       x[0][g] = kr_fma(gate_scale(g), other, kr_fma(gate_scale(g), kr_select(second, odd, even), x[0][g]));
     }
@@ -91,8 +89,8 @@ KR_DEV void store_state(uint32_t *h, int j, int unit, float state) {
 
 /* ---- frames on their way ------------------------------------------------------------------------------------------------- */
 
-/* A block's threads: 256 have a unit of each of its sequences, as many bring frames and, in a first layer, make the second one's gates. */
-enum { THREADS = 256, GATE_PITCH = 4 * H + 4, AHEAD = 4, CHUNK = 16 }; /* CHUNK: frames between two messages to the second layer */
+/* A block's threads: 256 have a unit of each of its sequences, as many bring frames. */
+enum { THREADS = 256, GATE_PITCH = 4 * H + 4, AHEAD = 4 };
 
 template <int OWN>
 struct __attribute__((aligned(16))) frame {
@@ -102,7 +100,7 @@ struct __attribute__((aligned(16))) frame {
 template <int OWN>
 struct room {
   frame<OWN> frames[AHEAD];
-  states<OWN> h[4]; /* before frame t: t % 4, and what the second layer's gates still need */
+  states<OWN> h[2]; /* before frame t: t % 2 */
 };
 
 /* A sequence that does not exist is read as the first one. */
@@ -116,35 +114,12 @@ KR_DEV void fetch(const pk_recurrence &p, int64_t first, int t, frame<OWN> &to) 
     if (i < per_row) kr_copy16(to.gates + s * GATE_PITCH + i * 4, from + i * 4);
 }
 
-/* What the threads that bring frames have stored, as one message. */
-KR_DEV void publish(int32_t *progress, int frames) {
-  kr_sync_some<1, THREADS>();
-  if (kr_thread() == THREADS) kr_publish(progress, frames);
-}
-
 KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float (&bias)[4]) {
 #pragma unroll
   for (int g = 0; g < 4; g++) bias[g] = g < p.G ? from[g * H + unit] : 0.0f;
 }
 
-/* The second layer's gates take the place of the first one's, which have been read. Eight columns are the high parts of all sequences in
- * 2 / OWN frames from `base` on; a thread has two of them. */
-template <int OWN>
-KR_DEV void make_gates(const pk_recurrence &p, int64_t first, int base, const fragments &w, const float (&bias)[4], const room<OWN> &shared) {
-  enum { SEQUENCES = 4 * OWN };
-  const int lane = kr_thread() & 31, mine = lane / 4, unit = kr_thread() % THREADS / 4, frame = base + (lane & 3) * 2 / SEQUENCES;
-  const int64_t sequence = first + (lane & 3) * 2 % SEQUENCES;
-  float sums[2][4] = {}, more[2][4] = {};
-  multiply(w.high, shared.h[(base + mine / SEQUENCES + 1) & 3].words + mine % SEQUENCES * STATE_PITCH + (lane & 3) * 8, sums, more);
-  float *to = p.gates + (sequence * p.T + frame) * p.G * H + unit;
-#pragma unroll
-  for (int n = 0; n < 8; n++)
-    if (n / 2 < p.G && frame < p.T && sequence + n % 2 < p.n_sequences) to[(n % 2 * (int64_t)p.T * p.G + n / 2) * H] = (sums[n / 4][n % 4] + more[n / 4][n % 4]) + bias[n / 2];
-}
-
 /* ---- a layer: both halves of the block meet before every frame and after the last one --------------------------------------- */
-
-enum { ALONE, FIRST, SECOND };
 
 /* A frame's part of a unit's exponents, with the bias; a GRU's third gate has its own part apart (advance_unit). */
 template <int G>
@@ -154,94 +129,60 @@ KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4
   *third = G == 3 ? gate_scale(2) * gates[2 * H] : 0.0f;
 }
 
-template <int OWN, int ROLE, int G>
+template <int OWN, int G>
 KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
   float state[OWN] = {}, cell[OWN] = {}, bias[4];
   fragments w;
-  load_weights(p, p.w[ROLE == SECOND], unit, w);
-  load_bias(p, p.bias[ROLE == SECOND], unit, bias);
+  load_weights(p, p.w, unit, w);
+  load_bias(p, p.bias, unit, bias);
   for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
   int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not to be made behind */
 #pragma unroll 1
   for (int t = 0; t < p.T; t++) {
-    const int next = now == 3 * OWN * PLANE ? 0 : now + OWN * PLANE;
+    const int next = OWN * PLANE - now;
     float x[OWN][4], third[OWN];
     kr_sync();
 #pragma unroll
     for (int j = 0; j < OWN; j++) frame_gates<G>(shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit, bias, x[j], &third[j]);
-    unit_gates<OWN, ROLE == ALONE, G>(w, shared.h[0].words + mine + now, x);
+    unit_gates<OWN, G>(w, shared.h[0].words + mine + now, x);
 #pragma unroll
     for (int j = 0; j < OWN; j++) {
       const float own = x[j][2];
       if (G == 3) x[j][2] = third[j];
       advance_unit<G>(x[j], own, &state[j], &cell[j]);
       store_state<OWN>(shared.h[0].words + next, j, unit, state[j]);
-      if (ROLE != FIRST && first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
+      if (first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
     }
     now = next;
   }
   kr_sync();
 }
 
-/* As FIRST also the second layer's gates, of the last frames; as SECOND not before those are there. */
-template <int OWN, int ROLE>
-KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, int32_t *progress, room<OWN> &shared) {
-  enum { FRAMES = 2 / OWN };
-  float bias[4];
-  fragments w;
-  if (ROLE == FIRST) load_weights(p, p.next_w, kr_thread() % THREADS / 4, w), load_bias(p, p.next_bias, kr_thread() % THREADS / 4, bias);
+template <int OWN>
+KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
   for (int t = 0; t < AHEAD - 1; t++) {
-    if (ROLE == SECOND && t == 0) kr_await(progress, p.T < AHEAD - 1 ? p.T : AHEAD - 1);
     if (t < p.T) fetch(p, first, t, shared.frames[t]);
     kr_commit_copies();
   }
 #pragma unroll 1
-  for (int t0 = 0; t0 < p.T; t0 += CHUNK) {
-    const int end = t0 + CHUNK < p.T ? t0 + CHUNK : p.T;
-    if (ROLE == SECOND) kr_await(progress, end + AHEAD - 1 < p.T ? end + AHEAD - 1 : p.T);
-#pragma unroll 1
-    for (int t = t0; t < end; t++) {
-      kr_copied<AHEAD - 2>();
-      kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
-      if (t + AHEAD - 1 < p.T) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
-      kr_commit_copies();
-      if (ROLE == FIRST && t && t % FRAMES == 0) make_gates(p, first, t - FRAMES, w, bias, shared);
-    }
-    if (ROLE == FIRST) publish(progress, (end - 1) / FRAMES * FRAMES);
+  for (int t = 0; t < p.T; t++) {
+    kr_copied<AHEAD - 2>();
+    kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
+    if (t + AHEAD - 1 < p.T) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
+    kr_commit_copies();
   }
   kr_sync();
-  if (ROLE == FIRST) {
-    make_gates(p, first, (p.T - 1) / FRAMES * FRAMES, w, bias, shared);
-    publish(progress, p.T);
-  } else if (ROLE == SECOND && kr_thread() == THREADS) {
-    *progress = 0; /* as the next launch needs it */
-  }
-}
-
-template <int OWN, int ROLE>
-KR_DEV void layer(const pk_recurrence &p, int block, room<OWN> &shared) {
-  const int64_t first = (int64_t)block * 4 * OWN;
-  if (kr_thread() < THREADS && p.G == 3) step_units<OWN, ROLE, 3>(p, first, shared);
-  else if (kr_thread() < THREADS) step_units<OWN, ROLE, 4>(p, first, shared);
-  else bring_frames<OWN, ROLE>(p, first, p.progress + block, shared);
 }
 
 template <int OWN>
 KR_DEV void one_layer(const pk_recurrence &p) {
   KR_SHARED room<OWN> shared;
-  layer<OWN, ALONE>(p, kr_block_x(), shared);
-}
-
-/* First layers come first: who waits, waits for blocks that run. */
-template <int OWN>
-KR_DEV void two_layers(const pk_recurrence &p) {
-  KR_SHARED room<OWN> shared;
-  if (kr_block_x() < p.n_blocks) layer<OWN, FIRST>(p, kr_block_x(), shared);
-  else layer<OWN, SECOND>(p, kr_block_x() - p.n_blocks, shared);
+  const int64_t first = (int64_t)kr_block_x() * 4 * OWN;
+  if (kr_thread() < THREADS && p.G == 3) step_units<OWN, 3>(p, first, shared);
+  else if (kr_thread() < THREADS) step_units<OWN, 4>(p, first, shared);
+  else bring_frames<OWN>(p, first, shared);
 }
 
 KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_4(const pk_recurrence p) { one_layer<1>(p); }
 KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_8(const pk_recurrence p) { one_layer<2>(p); }
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_two_4(const pk_recurrence p) { two_layers<1>(p); }
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_two_8(const pk_recurrence p) { two_layers<2>(p); }

@@ -1,0 +1,315 @@
+/* primeknet_recurrence_two.cu: the first two layers of a GRU or an LSTM with states 64 wide in one launch, from Ampere on, factors of products in
+ * float16 as everywhere in that mode: the second layer on other multiprocessors than the first, some frames behind it. What counts is the
+ * time from a state to the next one. Four warps of a block do that alone; gates are the rows of their product, sequences its columns. Four
+ * more make the input's part of the gates a group of frames ahead. */
+#include "primeknet_recurrence.cuh"
+
+/* FRAMES: of a group. HALF: threads of either four warps. PITCH: words from column to column of a product, 4 banks apart. */
+enum { H = 64, FRAMES = 4, HALF = KR_PK_TWO_THREADS / 2, PITCH = 36 };
+
+KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
+KR_DEV int lane_row(void) { return (kr_thread() & 31) >> 2; }
+KR_DEV int lane_quarter(void) { return kr_thread() & 3; }
+KR_DEV int own_warp(void) { return kr_thread() % HALF / 32; }
+
+/* SEQUENCES: of a block. A column's 64 numbers lie so that a lane reads 16 of them in a row, and those of its two units make a word: numbers
+ * k and k + 2, k % 4 < 2, are word k % 16 / 4 * 8 + k / 16 * 2 + k % 2. */
+template <int SEQUENCES>
+struct __attribute__((aligned(16))) room {
+  enum { GATES = 4 * H + (SEQUENCES == 8 ? 4 : 8) }; /* other banks for a warp's other sequences */
+  float gates[2][FRAMES][SEQUENCES][GATES];          /* of this group and the next one: (unit, gate) */
+  uint32_t rows[FRAMES * SEQUENCES][PITCH];          /* what they are made of */
+  uint32_t states[2][SEQUENCES][PITCH];              /* before frame t: t % 2 */
+};
+
+/* The weights of sixteen units as rows of products, one for each gate: a lane's rows are of the units own_unit() and two further. */
+typedef struct fragments {
+  uint32_t a[4][4][4]; /* [16 states][gate][register] */
+} fragments;
+
+KR_DEV int own_unit(void) { return own_warp() * 16 + lane_row() / 2 * 4 + lane_row() % 2; }
+
+/* from: packed as the columns of other products (primeknet_device.c), n_rows of them; neighbours there are two apart here. */
+template <int G>
+KR_DEV void load_weights(const float *from, int n_rows, fragments &w) {
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int gate = 0; gate < G; gate++) {
+      kr_raw16 packed = {{0, 0, 0, 0}};
+      if (k * 16 < n_rows) packed = *(const kr_raw16 *)(from + ((k * G * 4 + gate * 4 + own_warp()) * 32 + (kr_thread() & 31)) * 4);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint32_t first = packed.w[i * 2], second = packed.w[i * 2 + 1];
+        w.a[k][gate][i] = second << 16 | (first & 0xffff);
+        w.a[k][gate][2 + i] = (second & 0xffff0000u) | first >> 16;
+      }
+    }
+}
+
+/* Adds weights times a column of which the lane has sixteen numbers at `column`. */
+template <int G>
+KR_DEV void multiply(const fragments &w, const uint32_t *column, float (&sums)[G][4]) {
+  const kr_raw16 b[2] = {((const kr_raw16 *)column)[0], ((const kr_raw16 *)column)[1]};
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int gate = 0; gate < G; gate++) kr_mma(sums[gate], w.a[k][gate], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
+}
+
+/* ---- the steps ------------------------------------------------------------------------------------------------------------- */
+
+/* What a lane has of a step: of two sequences a unit of one of them, of four two units of one, of eight two units of two. Of two and four
+ * sequences every column is there several times. */
+template <int SEQUENCES>
+struct own_share {
+  enum { OWN = SEQUENCES == 8 ? 2 : 1, UNITS = SEQUENCES == 2 ? 1 : 2 };
+  float *out[OWN];
+  int exists[OWN];
+  float state[OWN][UNITS], cell[OWN][UNITS], bias[UNITS]; /* bias: of a GRU's third recurrent part */
+};
+
+template <int SEQUENCES>
+KR_DEV int share_sequence(int j) { return SEQUENCES == 2 ? lane_quarter() & 1 : SEQUENCES == 4 ? lane_quarter() : lane_quarter() * 2 + j; }
+template <int SEQUENCES>
+KR_DEV int share_unit(int i) { return own_unit() + (SEQUENCES == 2 ? lane_quarter() & 2 : i * 2); }
+template <int SEQUENCES>
+KR_DEV int column_sequence(void) { return SEQUENCES == 2 ? lane_row() / 2 % 2 : lane_row() * SEQUENCES / 8; }
+
+/* One frame. */
+template <int SEQUENCES, int G>
+KR_DEV void step(const fragments &w, const float (&gates)[SEQUENCES][room<SEQUENCES>::GATES], const uint32_t (&before)[SEQUENCES][PITCH], uint32_t (&after)[SEQUENCES][PITCH],
+                 own_share<SEQUENCES> &own) {
+  typedef own_share<SEQUENCES> share;
+  float sums[G][4] = {};
+  multiply<G>(w, before[column_sequence<SEQUENCES>()] + lane_quarter() * 8, sums);
+#pragma unroll
+  for (int j = 0; j < share::OWN; j++) {
+#pragma unroll
+    for (int i = 0; i < share::UNITS; i++) {
+      const kr_float4 in = load4(&gates[share_sequence<SEQUENCES>(j)][share_unit<SEQUENCES>(i) * 4]);
+      float x[4];
+#pragma unroll
+      for (int gate = 0; gate < G; gate++) {
+        const float product = SEQUENCES == 2 ? kr_select(lane_quarter() & 2, sums[gate][2], sums[gate][0]) : sums[gate][i * 2 + j];
+        x[gate] = kr_fma(gate_scale(gate), product, gate_scale(gate) * (G == 3 && gate == 2 ? own.bias[i] : in.v[gate]));
+      }
+      const float third = x[2];
+      if (G == 3) x[2] = gate_scale(2) * in.v[2];
+      advance_unit<G>(x, third, &own.state[j][i], &own.cell[j][i]);
+      if (own.exists[j]) own.out[j][i * 2] = own.state[j][i];
+    }
+    uint32_t *to = &after[share_sequence<SEQUENCES>(j)][lane_row() / 2 * 8 + own_warp() * 2 + lane_row() % 2];
+    if (share::UNITS == 2) *to = kr_pack_f16(own.state[j][0], own.state[j][share::UNITS - 1]);
+    else ((uint16_t *)to)[lane_quarter() / 2] = kr_to_f16(own.state[j][0]);
+  }
+}
+
+/* All of the block meet before every group and after the last one, these warps before every frame. */
+template <int SEQUENCES, int G>
+KR_DEV void step_units(const pk_two_layers &p, int second, int64_t first, room<SEQUENCES> &shared) {
+  typedef own_share<SEQUENCES> share;
+  share own = {};
+  fragments w;
+  load_weights<G>(p.layers[second].w, H, w);
+#pragma unroll
+  for (int i = 0; i < share::UNITS; i++) own.bias[i] = p.layers[second].bias[2 * H + share_unit<SEQUENCES>(i)];
+#pragma unroll
+  for (int j = 0; j < share::OWN; j++) {
+    const int64_t sequence = first + share_sequence<SEQUENCES>(j);
+    own.exists[j] = sequence < p.n_sequences;
+    own.out[j] = (second ? p.out : p.between) + sequence * p.T * H + share_unit<SEQUENCES>(0);
+  }
+  for (int i = kr_thread(); i < SEQUENCES * PITCH; i += HALF) shared.states[0][i / PITCH][i % PITCH] = 0;
+#pragma unroll 1
+  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
+    kr_sync();
+#pragma unroll
+    for (int i = 0; i < FRAMES; i++) {
+      if (t0 + i >= p.T) break;
+      if (i) kr_sync_some<1, HALF>();
+      step<SEQUENCES, G>(w, shared.gates[t0 / FRAMES % 2][i], shared.states[i % 2], shared.states[(i + 1) % 2], own);
+#pragma unroll
+      for (int j = 0; j < share::OWN; j++) own.out[j] += H;
+    }
+  }
+  kr_sync();
+}
+
+/* ---- the input's part: rows of a group are columns of a product -------------------------------------------------------------- */
+
+/* PER_ROW threads share a row, each with every PER_ROW-th four of its numbers. */
+template <int SEQUENCES>
+struct own_row {
+  enum { PER_ROW = HALF / (FRAMES * SEQUENCES), QUADS = H / 4 / PER_ROW };
+  kr_float4 v[QUADS];
+};
+
+KR_DEV int frame_of(int row, int sequences) { return row / 8 * (8 / sequences) + row % 8 % (8 / sequences); }
+KR_DEV int sequence_of(int row, int sequences) { return row % 8 / (8 / sequences); }
+
+/* Frames beyond the last are read as the last, sequences as the first of the block. */
+template <int SEQUENCES>
+KR_DEV void load_row(const pk_two_layers &p, const float *from, int width, int64_t first, int t0, own_row<SEQUENCES> &row) {
+  typedef own_row<SEQUENCES> own;
+  const int thread = kr_thread() % HALF, n = thread / own::PER_ROW, t = t0 + frame_of(n, SEQUENCES);
+  const int64_t sequence = first + sequence_of(n, SEQUENCES) < p.n_sequences ? first + sequence_of(n, SEQUENCES) : first;
+  from += (sequence * p.T + (t < p.T ? t : p.T - 1)) * width;
+#pragma unroll
+  for (int k = 0; k < own::QUADS; k++) {
+    const int c = (thread % own::PER_ROW + k * own::PER_ROW) * 4;
+    row.v[k] = c < width ? load4(from + c) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
+  }
+}
+
+template <int SEQUENCES>
+KR_DEV float row_sum(float v) {
+#pragma unroll
+  for (int d = own_row<SEQUENCES>::PER_ROW / 2; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  return v;
+}
+
+/* Over the channels; those beyond the last are zeros. */
+template <int SEQUENCES>
+KR_DEV void normalise(int n_channels, own_row<SEQUENCES> &row) {
+  typedef own_row<SEQUENCES> own;
+  const int lane = kr_thread() % own::PER_ROW;
+  const float share = 1.0f / (float)n_channels;
+  float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int k = 0; k < own::QUADS; k++) sum += (row.v[k].v[0] + row.v[k].v[1]) + (row.v[k].v[2] + row.v[k].v[3]);
+  const float mean = row_sum<SEQUENCES>(sum) * share;
+#pragma unroll
+  for (int k = 0; k < own::QUADS; k++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      row.v[k].v[j] = (lane + k * own::PER_ROW) * 4 + j < n_channels ? row.v[k].v[j] - mean : 0.0f;
+      squares = kr_fma(row.v[k].v[j], row.v[k].v[j], squares);
+    }
+  const float scale = kr_rsqrt(kr_fma(row_sum<SEQUENCES>(squares), share, 1e-6f));
+#pragma unroll
+  for (int k = 0; k < own::QUADS; k++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) row.v[k].v[j] *= scale;
+}
+
+template <int SEQUENCES>
+KR_DEV void store_row(const own_row<SEQUENCES> &row, uint32_t (&rows)[FRAMES * SEQUENCES][PITCH]) {
+  typedef own_row<SEQUENCES> own;
+  const int thread = kr_thread() % HALF;
+#pragma unroll
+  for (int k = 0; k < own::QUADS; k++) {
+    const int quad = thread % own::PER_ROW + k * own::PER_ROW;
+    uint32_t *to = rows[thread / own::PER_ROW] + quad % 4 * 8 + quad / 4 * 2;
+    *(uint64_t *)to = (uint64_t)kr_pack_f16(row.v[k].v[1], row.v[k].v[3]) << 32 | kr_pack_f16(row.v[k].v[0], row.v[k].v[2]);
+  }
+}
+
+/* All gates of a group. bias: of the lane's two units. */
+template <int SEQUENCES, int G>
+KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint32_t (&rows)[FRAMES * SEQUENCES][PITCH], float (&to)[FRAMES][SEQUENCES][room<SEQUENCES>::GATES]) {
+#pragma unroll 1
+  for (int set = 0; set < FRAMES * SEQUENCES; set += 8) {
+    float sums[G][4];
+#pragma unroll
+    for (int n = 0; n < 4 * G; n++) sums[n / 4][n % 4] = bias[n % 4 / 2][n / 4];
+    multiply<G>(w, rows[set + lane_row()] + lane_quarter() * 8, sums);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const int row = set + lane_quarter() * 2 + n % 2;
+      const kr_float4 gates = {{sums[0][n], sums[1][n], sums[2][n], sums[G - 1][n]}};
+      *(kr_float4 *)&to[frame_of(row, SEQUENCES)][sequence_of(row, SEQUENCES)][(own_unit() + n / 2 * 2) * 4] = gates;
+    }
+  }
+}
+
+/* Both parts' in one; a GRU's third recurrent part has its own. */
+template <int G>
+KR_DEV void load_bias(const pk_layer &layer, float (&bias)[2][4]) {
+#pragma unroll
+  for (int n = 0; n < 2 * G; n++) {
+    const int gate = n % G, at = gate * H + own_unit() + n / G * 2;
+    bias[n / G][gate] = layer.in_bias[at] + (G == 3 && gate == 2 ? 0.0f : layer.bias[at]);
+  }
+}
+
+/* ---- both layers ------------------------------------------------------------------------------------------------------------- */
+
+KR_DEV int first_of_both(int frames, int T) { return frames < T ? frames : T; }
+
+/* While the group at t0 is under way, one thread of the first layer says so, and one of the second waits for the rows that the group after
+ * the next one will read. */
+KR_DEV void exchange(const pk_two_layers &p, int second, int32_t *progress, int t0) {
+  if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.T));
+  else if (t0) kr_publish(progress, t0);
+}
+
+KR_DEV void end_exchange(const pk_two_layers &p, int second, int32_t *progress) {
+  if (second) *progress = 0; /* as the next launch needs it */
+  else kr_publish(progress, p.T);
+}
+
+/* Messages take as long as several frames: eight sequences' gates do so too, and two such blocks have no room for a warp of their own. */
+template <int SEQUENCES>
+struct messages {
+  enum { BY = SEQUENCES == 8 ? KR_PK_TWO_THREADS - 32 : KR_PK_TWO_THREADS }; /* the thread that exchanges them */
+};
+
+/* Rows are read a group before they are needed. */
+template <int SEQUENCES, int G>
+KR_DEV void bring_gates(const pk_two_layers &p, int second, int64_t first, int32_t *progress, room<SEQUENCES> &shared) {
+  const pk_layer &layer = p.layers[second];
+  const float *from = second ? p.between : p.x;
+  const int width = second ? H : p.Cp, speaks = kr_thread() == messages<SEQUENCES>::BY;
+  own_row<SEQUENCES> row;
+  float bias[2][4];
+  fragments w;
+  load_weights<G>(layer.in_w, width, w);
+  load_bias<G>(layer, bias);
+  if (second) kr_await(progress, first_of_both(3 * FRAMES, p.T));
+  load_row(p, from, width, first, 0, row);
+#pragma unroll 1
+  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
+    if (!second) normalise(p.n_channels, row);
+    store_row(row, shared.rows);
+    load_row(p, from, width, first, t0 + FRAMES, row);
+    kr_sync_some<2, HALF>();
+    make_gates<SEQUENCES, G>(w, bias, shared.rows, shared.gates[t0 / FRAMES % 2]);
+    if (speaks && t0) exchange(p, second, progress, t0 - FRAMES);
+    kr_sync();
+  }
+  kr_sync();
+  if (speaks) end_exchange(p, second, progress);
+}
+
+KR_DEV void exchange_messages(const pk_two_layers &p, int second, int speaks, int32_t *progress) {
+#pragma unroll 1
+  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
+    kr_sync();
+    if (speaks) exchange(p, second, progress, t0);
+  }
+  kr_sync();
+  if (speaks) end_exchange(p, second, progress);
+}
+
+template <int SEQUENCES, int G>
+KR_DEV void run_layer(const pk_two_layers &p, room<SEQUENCES> &shared) {
+  const int second = kr_block_x() >= p.n_blocks, block = kr_block_x() - (second ? p.n_blocks : 0); /* first layers come first: who waits, waits for blocks that run */
+  const int64_t first = (int64_t)block * SEQUENCES;
+  if (kr_thread() < HALF) step_units<SEQUENCES, G>(p, second, first, shared);
+  else if (kr_thread() < 2 * HALF) bring_gates<SEQUENCES, G>(p, second, first, p.progress + block, shared);
+  else exchange_messages(p, second, kr_thread() == messages<SEQUENCES>::BY, p.progress + block);
+}
+
+template <int SEQUENCES>
+KR_DEV void two_layers(const pk_two_layers &p) {
+  KR_DYNAMIC_SHARED(memory);
+  room<SEQUENCES> &shared = *(room<SEQUENCES> *)memory;
+  static_assert(sizeof shared <= SEQUENCES * KR_PK_SEQUENCE_BYTES, "plan's shared memory");
+  if (p.G == 3) run_layer<SEQUENCES, 3>(p, shared);
+  else run_layer<SEQUENCES, 4>(p, shared);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS + 32, 1) kr_pk_recurrence_two_2(const pk_two_layers p) { two_layers<2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS + 32, 1) kr_pk_recurrence_two_4(const pk_two_layers p) { two_layers<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS, 2) kr_pk_recurrence_two_8(const pk_two_layers p) { two_layers<8>(p); }
