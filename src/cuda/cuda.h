@@ -27,7 +27,7 @@ int32_t kr_cuda_device_info(int index, kr_device_info *info);
 /* What this build holds, whatever the machine: tiers as capabilities. */
 uint64_t kr_cuda_built_tiers(void);
 /* The text behind the packed one, unpacked at the first call and kept in *kept; NULL when out of memory. */
-const char *kr_ptx_unpack(const char *packed, char **kept);
+const char *kr_ptx_unpack(const char *packed, const char *end, char **kept);
 /* One embedded PTX text (text and bytes may be NULL: it is then not unpacked; *text is NULL when out of memory); returns 0 past the last. */
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes);
 /* Machine code of one module for one architecture; NULL past the last. Absent from most builds. */
