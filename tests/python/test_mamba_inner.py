@@ -124,6 +124,20 @@ def test_upstream_sizes(device):
     refs.close(want, refs.mamba_inner(*refs.doubles(*t.values())), (6e-4, 2e-3))
 
 
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_upstream_inputs(device, composed, complex_A):
+    """As upstream draws them, with products that are not scaled: sums of 1e8 cancel, and only the same order of operations, which the chain on a
+    GPU and the reference share, gives what cancels alike."""
+    wide, kind = (16, torch.complex64) if complex_A else (8, torch.float32)
+
+    def draw(*shape):
+        return torch.randn(*shape, device=device)
+    want, got = [function(draw(2, 1536, 128), draw(768, 1, 3), draw(768), draw(48 + 2 * wide, 768), draw(768, 48), draw(384, 768), None,
+                          -0.5 * torch.rand(768, 8, device=device, dtype=kind), None, None, draw(768), delta_bias=0.5 * torch.rand(768, device=device))
+                 for function in (mamba_inner_ref, mamba_inner_fn) if torch.manual_seed(0)]
+    torch.testing.assert_close(got, want, rtol=6e-4, atol=2e-3)
+
+
 def test_bimamba(device):
     t, _ = make(device)
     A_b = (-torch.rand_like(t["A"])).requires_grad_()

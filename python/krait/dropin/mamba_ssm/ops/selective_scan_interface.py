@@ -73,31 +73,33 @@ def bimamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_w
                          A_b, B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus)
 
 
-def _projected(rows, bias, norm_weight, eps, is_complex):
-    """(B, L, N) columns of the projection as the scan's B or C."""
+def _projected(rows, shape, bias, norm_weight, eps, is_complex):
+    """(B L, N) columns of the projection as the scan's B or C."""
+    b, _, length = shape
     rows = rows if bias is None else rows + bias.to(rows.dtype)
     if norm_weight is not None:
         rows = (rows.float() * torch.rsqrt(rows.float().pow(2).mean(-1, keepdim=True) + eps) * norm_weight).to(rows.dtype)
     if not is_complex:
-        return rows.transpose(1, 2)
-    b, length, two_n = rows.shape
-    return rows.reshape(b, length, two_n // 2, 2).transpose(1, 2).reshape(b, two_n // 2, 2 * length)
+        return rows.view(b, length, -1).transpose(1, 2)
+    return rows.reshape(b, length, -1, 2).transpose(1, 2).reshape(b, -1, 2 * length)
 
 
 def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
                     C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1,
                     b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6):
-    """The chain of mamba_inner_fn as separate calls; only the scan and the convolution are krait's."""
+    """The chain of mamba_inner_fn as separate calls; only the scan and the convolution are krait's. Products are taken as upstream
+    takes them, delta channel after channel, so that a GPU gives the same sums where they cancel."""
     x, z = xz.chunk(2, dim=1)
     x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
-    x_dbl = F.linear(x.transpose(1, 2), x_proj_weight)
+    b, d, length = shape = x.shape
+    rows = F.linear(x.transpose(1, 2).reshape(-1, d), x_proj_weight)
     rank, n = delta_proj_weight.shape[1], A.shape[-1] * (2 if A.is_complex() else 1)
-    delta = F.linear(x_dbl[..., :rank], delta_proj_weight)
+    delta = (delta_proj_weight @ rows[:, :rank].t()).view(d, b, length).transpose(0, 1)
     if dt_rms_weight is not None:
-        delta = _projected(delta, None, dt_rms_weight, b_c_dt_rms_eps, False).transpose(1, 2)
+        delta = _projected(delta.transpose(1, 2).reshape(-1, d), shape, None, dt_rms_weight, b_c_dt_rms_eps, False)
     if B is None:
-        B = _projected(x_dbl[..., rank:rank + n], B_proj_bias, b_rms_weight, b_c_dt_rms_eps, A.is_complex())
+        B = _projected(rows[:, rank:rank + n], shape, B_proj_bias, b_rms_weight, b_c_dt_rms_eps, A.is_complex())
     if C is None:
-        C = _projected(x_dbl[..., -n:], C_proj_bias, c_rms_weight, b_c_dt_rms_eps, A.is_complex())
-    y = selective_scan_fn(x, delta.transpose(1, 2), A, B, C, D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus)
+        C = _projected(rows[:, -n:], shape, C_proj_bias, c_rms_weight, b_c_dt_rms_eps, A.is_complex())
+    y = selective_scan_fn(x, delta, A, B, C, D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus)
     return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
