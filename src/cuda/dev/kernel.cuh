@@ -85,17 +85,21 @@ KR_DEV void kr_await(const int32_t *from, int least) {
 #endif
 #endif /* KR_EMULATE */
 
-/* 16 bytes from global to shared memory past the registers, from Ampere on: kr_copied<N>() waits until at most the N latest commits are
+/* 16 or 4 bytes from global to shared memory past the registers, from Ampere on: kr_copied<N>() waits until at most the N latest commits are
  * under way; other threads see the bytes after a kr_sync(). Elsewhere they are there at once. */
 #ifdef KR_EMULATE /* emulator.h: as late as it may be */
 #elif KR_TIER < 80
 KR_DEV void kr_copy16(void *shared, const void *from) { __builtin_memcpy(__builtin_assume_aligned(shared, 16), __builtin_assume_aligned(from, 16), 16); }
+KR_DEV void kr_copy4(void *shared, const void *from) { __builtin_memcpy(__builtin_assume_aligned(shared, 4), __builtin_assume_aligned(from, 4), 4); }
 KR_DEV void kr_commit_copies(void) {}
 template <int N>
 KR_DEV void kr_copied(void) {}
 #else
 KR_DEV void kr_copy16(void *shared, const void *from) {
   asm volatile("{ .reg .u64 to; cvta.to.shared.u64 to, %0; cp.async.cg.shared.global [to], [%1], 16; }" : : "l"(shared), "l"(from) : "memory");
+}
+KR_DEV void kr_copy4(void *shared, const void *from) {
+  asm volatile("{ .reg .u64 to; cvta.to.shared.u64 to, %0; cp.async.ca.shared.global [to], [%1], 4; }" : : "l"(shared), "l"(from) : "memory");
 }
 KR_DEV void kr_commit_copies(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int N>

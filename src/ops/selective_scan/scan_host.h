@@ -15,6 +15,7 @@ const char *kr_scan_general(const krait_selective_scan_args *a);
 const char *kr_scan_refusal(const krait_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
 void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks);
+void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks);
 /* Where time is cut: the scratch of the chunks' states and sums, and the walk that turns last states from zero into first states. */
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
@@ -22,9 +23,10 @@ int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_pl
 /* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
 int kr_scan_is_aligned(const kr_scan_plan *p);
 
-/* Whether selective_scan_whole.cu walks along u, delta and B; its shared memory, with or without output. */
+/* Whether selective_scan_whole.cu walks along u, delta and B; its shared memory for y, for states alone, or for the gradient of a cut. */
+typedef enum kr_scan_walk { KR_SCAN_OUTPUT, KR_SCAN_STATES, KR_SCAN_CUT } kr_scan_walk;
 int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p);
-uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, int state);
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk);
 
 /* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);

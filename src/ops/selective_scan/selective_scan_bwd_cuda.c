@@ -15,6 +15,9 @@ static const kr_kernel sum_bc[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_
 
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
 static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"), WHOLE("kr_scan_whole_sweep_t16")};
+static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"), WHOLE("kr_scan_whole_cut_t16")};
+#define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
+static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")};
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")}, lanes_carry[2][3] = {LANES("kr_scan_lanes_carry_any"), LANES("kr_scan_lanes_carry")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
@@ -89,6 +92,20 @@ static int states_over_lanes(const kr_scan_plan *p) {
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
+/* Shared memory of selective_scan_whole_bwd.cu. */
+static uint32_t whole_back_bytes(const kr_scan_plan *p) {
+  const int tile = p->u.dtype == KRAIT_F32 ? 8 : 16, orders = p->T == 16 ? 2 : 4, own = p->T == 16 ? 8 : 7, part = p->T == 16 ? 128 : 64;
+  const int rows = 4 * 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16), parts = 4 * tile * part;
+  return (uint32_t)(own * KR_SCAN_THREADS * 16 + (rows + bc + parts + KR_SCAN_THREADS) * 4);
+}
+
+static int may_pack(const kr_scan_plan *p, const kr_rows *v) { return !v->data || (v->packs && v->dtype == p->u.dtype); }
+
+static int is_whole_back(const krait_ctx *ctx, const kr_scan_plan *p) {
+  return kr_scan_is_whole(ctx, p) && p->C_mat.packs && may_pack(p, &p->z) && may_pack(p, &p->dout) && may_pack(p, &p->du) && may_pack(p, &p->ddelta) && may_pack(p, &p->dz)
+    && 3 * whole_back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+}
+
 /* Returns whether the fast kernels take the call; else *p is nothing. */
 static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
@@ -109,30 +126,32 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  else if (is_whole_back(ctx, p)) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
   return (p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. */
 static int32_t sweep(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const int whole = kr_scan_is_whole(ctx, p);
-  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? whole_sweep[p->T_shift - 2] : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
+  const int whole = is_whole_back(ctx, p), cut = p->n_chunks > 1;
+  const kr_kernel *of_whole = cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
+  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
   const kr_kernel *carry = p->TT ? lanes_carry[p->direct] : p->S == 1 ? carry_s1 : carry_s4;
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : shared_bytes(p, 0), .stream = stream};
-  kr_grid sweeping = grid;
-  if (whole) sweeping.shared_bytes = kr_scan_whole_bytes(p, 1);
+  const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : shared_bytes(p, 0);
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   if (p->TT && p->n_kept == 0) return KRAIT_OK;
-  if (p->n_chunks > 1) kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &sweeping, p, sizeof *p));
-  if (p->n_chunks == 1) return KRAIT_OK;
+  if (cut) kr_scan_chunk_scratch(p, scratch);
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
+  if (!cut) return KRAIT_OK;
   KR_TRY(kr_scan_chunk_walk(ctx, tier, p, stream));
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &carry[p->u.dtype], &grid, p, sizeof *p));
+  if (!whole) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &carry[p->u.dtype], &grid, p, sizeof *p));
   return kr_cuda_launch(ctx->cuda, tier, &carry_combine[p->u.dtype], &walk, p, sizeof *p);
 }
 
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (is_whole_back(ctx, p)) return whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
   if (p->seq_idx) return back_packed;
   if (p->S == 1) return back_s1;
@@ -148,7 +167,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   lay_out(&p, a->call.scratch);
   KR_TRY(sweep(ctx, tier, &p, a->call.scratch, stream));
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : is_whole_back(ctx, &p) ? whole_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.u.dtype], &grid, &p, sizeof p));
   const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   const kr_grid times = {.x = (uint32_t)(p.B * p.G * n_times), .block = 256, .stream = stream};

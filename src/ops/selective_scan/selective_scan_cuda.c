@@ -50,7 +50,7 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a) {
 static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREADS / p->T; }
 
 /* blocks_wanted: as many as the device runs at a time. Cutting time costs a pass over the input, so it must gain least_chunks. */
-static void cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
+void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
   const int may_chunk = !p->seq_idx;
   /* One state per lane also where channels are too few for a block of four states per lane. */
   p->S = !p->seq_idx && (p->N <= 4 || (p->N <= 32 && p->D_group <= 16)) ? 1 : 4;
@@ -112,18 +112,18 @@ static void cut_short(kr_scan_plan *p) {
   p->brief = p->n_chunks = 1;
 }
 
-uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, int state) {
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk) {
   enum { PACKS = KR_SCAN_WHOLE_PACKS };
-  const int rows = (state ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32, tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
-  const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16);
-  return (uint32_t)((state ? 2 : 3) * per_lane * KR_SCAN_THREADS * 16 + rows * PACKS * 16 + 2 * KR_SCAN_THREADS / 32 * warp_floats * 4 + 2 * rows * tile * 4);
+  const int rows = (walk == KR_SCAN_STATES ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32, tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
+  const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16), inputs = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 3 : 4;
+  return (uint32_t)(inputs * per_lane * KR_SCAN_THREADS * 16 + rows * PACKS * 16 + (walk == KR_SCAN_CUT ? 3 : 2) * KR_SCAN_THREADS / 32 * warp_floats * 4 + 2 * rows * tile * 4);
 }
 
 /* Less than three blocks on a multiprocessor would wait for shared memory. */
 int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t per_pack = p->u.dtype == KRAIT_F32 ? 4 : 8;
-  return !p->TT && !p->brief && p->S == 4 && p->T <= 16 && !p->mixed && !p->seq_idx && p->L > 0 && p->L % per_pack == 0 && p->L < 1 << 30 && p->u.packs && p->delta.packs && p->B_mat.packs
-    && 3 * kr_scan_whole_bytes(p, 0) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+  return !p->TT && !p->brief && p->S == 4 && p->T <= 16 && !p->mixed && !p->seq_idx && p->L > 0 && p->L % per_pack == 0 && p->L < 1 << 28 && p->u.packs && p->delta.packs && p->B_mat.packs
+    && 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
 /* What selective_scan_whole.cu takes in forward calls. */
@@ -155,7 +155,7 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
     p->seq_idx = (const int32_t *)a->seq_idx.data + (reverse ? (a->L - 1) * a->seq_idx.stride[1] : 0);
   }
   p->reverse = reverse;
-  cut(p, blocks_wanted, least_chunks);
+  kr_scan_cut(p, blocks_wanted, least_chunks);
 }
 
 /* Groups of four of a row of u's type: as is_aligned4 in lanes.cuh. */
@@ -224,7 +224,7 @@ int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_pl
 
 /* Every chunk's first state. */
 static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
-  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, 1) : kr_scan_shared_bytes(p);
+  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES) : kr_scan_shared_bytes(p);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
   const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
   kr_scan_chunk_scratch(p, scratch);
@@ -243,7 +243,7 @@ static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, ch
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
   p->direct = kr_scan_is_aligned(p), p->whole = is_whole(ctx, p);
-  if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, 0);
+  if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) KR_TRY(chunk_starts(ctx, tier, p, scratch, stream));
   return kr_cuda_launch(ctx->cuda, tier, &kernel_of(p)[p->u.dtype], &grid, p, sizeof *p);

@@ -2,20 +2,19 @@
  * step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T lanes of four.
  *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
  *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
- *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps, from zero where there are several chunks, whose
- *                                  last states and sums of dt it keeps too
+ *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps
+ *   kr_scan_whole_cut_t{4,8,16}    the same where time is cut, from zero: last states, sums of dt, and the gradient of the chunk's
+ *                                  first state from zero at its end, which is the sum of g C times all decays up to there
  * A warp holds 2 * 32 / T channels. Its lanes copy the packs of their rows past the registers to places of their own (the next
  * tile's while this one is worked on), put dt and dt u into the warp's part of shared memory as float32, and take y from there;
  * only B and C, turned to (step, state), are shared by the block, in two halves, so that a tile takes one barrier.
  * Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by bit 1 the same dt, which halves
  * the passes of a 16-byte read. A lane of the upper half of its group has the two channels in the other order, so that halves
  * exchange sums without a selection. */
-#include "gate.cuh"
-#include "pack.cuh"
-#include "scan_plan.h"
+#include "whole.cuh"
 
-enum whole_mode { OUTPUT, STATE, SWEEP };
-enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8, PACKS = KR_SCAN_WHOLE_PACKS, TL = PACKS * E, WIDTH = TL + 4, THREADS = KR_SCAN_THREADS };
+enum whole_mode { OUTPUT, STATE, SWEEP, CUT };
+enum { PACKS = KR_SCAN_WHOLE_PACKS, TL = PACKS * E, WIDTH = TL + 4, THREADS = KR_SCAN_THREADS };
 
 typedef struct whole_place {
   int64_t b, d0, begin, end; /* d0: first channel of the warp; steps of the chunk */
@@ -62,16 +61,12 @@ KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, int i, kr_raw16 
   return {(const char *)v.data + offset * (16 / E), places + i * THREADS + w.thread};
 }
 
-KR_DEV void copy_pack(kr_raw16 *to, const char *from, int exists) {
-  if (exists) kr_copy16(to, from);
-  else *to = kr_raw16{{0, 0, 0, 0}};
-}
-
 /* B and C of a tile: pack id is row id % (8 T), steps id / (8 T) * E ... */
-KR_DEV int n_bc(const int T, const int MODE) { return (MODE ? 4 : 8) * T * PACKS / THREADS; }
+KR_DEV int bc_rows(const int T, const int MODE) { return (MODE == OUTPUT || MODE == CUT ? 8 : 4) * T; }
+KR_DEV int n_bc(const int T, const int MODE) { return bc_rows(T, MODE) * PACKS / THREADS; }
 
 KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, int64_t t0, kr_raw16 *places) {
-  const int rows = (MODE ? 4 : 8) * T;
+  const int rows = bc_rows(T, MODE);
 #pragma unroll
   for (int i = 0; i < n_bc(T, MODE) || i == 0; i++) {
     const int id = w.thread + i * THREADS, r = id % rows, is_C = r >= 4 * T, n = is_C ? r - 4 * T : r;
@@ -83,7 +78,7 @@ KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, co
 }
 
 KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_raw16 *places, float *s_bc) {
-  const int rows = (MODE ? 4 : 8) * T;
+  const int rows = bc_rows(T, MODE);
 #pragma unroll
   for (int i = 0; i < n_bc(T, MODE) || i == 0; i++) {
     const int id = w.thread + i * THREADS;
@@ -92,19 +87,6 @@ KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_
     float *to = s_bc + id / rows * E * rows + id % rows;
 #pragma unroll
     for (int k = 0; k < E; k++) to[k * rows] = pack_at(raw, k, KR_DTYPE);
-  }
-}
-
-/* dt of a pack of delta; bias in units of log 2. */
-KR_DEV void step_sizes(const kr_scan_plan &p, const kr_raw16 &delta, float bias, float (&dt)[E]) {
-#pragma unroll
-  for (int k = 0; k < E; k++) dt[k] = kr_fma(pack_at(delta, k, KR_DTYPE), KR_LOG2E, bias);
-  if (p.softplus) {
-#pragma unroll
-    for (int k = 0; k < E; k++) dt[k] = kr_softplus_log2(dt[k]);
-  } else {
-#pragma unroll
-    for (int k = 0; k < E; k++) dt[k] *= KR_LN2;
   }
 }
 
@@ -133,9 +115,9 @@ KR_DEV void write_pack(const kr_scan_plan &p, const float *s_y, const kr_raw16 &
   *(kr_raw16 *)to = out;
 }
 
-/* Four states of two channels. */
+/* Four states of two channels; decays up to here, and the gradient of the first states from the steps up to here. */
 typedef struct whole_state {
-  float A[2][4], x[2][4];
+  float A[2][4], x[2][4], decay[2][4], carry[2][4];
 } whole_state;
 
 /* The channel of index c of a lane within its block's group of B and C. */
@@ -149,15 +131,15 @@ KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int 
       const int row = row_of_channel(w, T, c), n = w.slot * 4 + k, exists = row < w.n_channels && n < p.N;
       const int64_t d = w.d0 + row;
       s.A[c][k] = exists ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
-      s.x[c][k] = 0.0f;
-      if (!exists || MODE == STATE || (MODE == SWEEP && p.n_chunks > 1)) continue;
-      if (p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
+      s.x[c][k] = s.carry[c][k] = 0.0f, s.decay[c][k] = 1.0f;
+      if (!exists || MODE == STATE || MODE == CUT) continue;
+      if (MODE == OUTPUT && p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
       else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
     }
 }
 
 KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, const whole_state &s) {
-  if (MODE == SWEEP ? p.n_chunks == 1 : MODE == OUTPUT && (!p.last.data || w.chunk + 1 < p.n_chunks)) return;
+  if (MODE == SWEEP || (MODE == OUTPUT && (!p.last.data || w.chunk + 1 < p.n_chunks))) return;
 #pragma unroll
   for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -165,7 +147,9 @@ KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T
       const int row = row_of_channel(w, T, c), n = w.slot * 4 + k;
       const int64_t d = w.d0 + row;
       if (row >= w.n_channels) continue;
-      if (MODE) p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n] = s.x[c][k];
+      const int64_t at = ((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n;
+      if (MODE == CUT) p.chunk_carry[at] = s.carry[c][k];
+      if (MODE) p.chunk_state[at] = s.x[c][k];
       else if (n < p.N) p.last.data[w.b * p.last.b + d * p.last.d + n * p.last.n] = s.x[c][k];
     }
 }
@@ -175,13 +159,6 @@ KR_DEV void keep_states(const whole_place &w, const int T, const whole_state &s,
 #pragma unroll
   for (int c = 0; c < 2; c++)
     if (row_of_channel(w, T, c) < w.n_channels) *(kr_float4 *)(to + (c ? w.swap ? -32 / T * 4 * T : 32 / T * 4 * T : 0)) = kr_float4{{s.x[c][0], s.x[c][1], s.x[c][2], s.x[c][3]}};
-}
-
-/* A sum over the packs of a row of the tile. */
-KR_DEV float sum_packs(float v) {
-#pragma unroll
-  for (int by = 1; by < PACKS; by *= 2) v += kr_shuffle_xor(v, by);
-  return v;
 }
 
 /* The sum of dt since the chunk began, before every 8 steps of a row, whose pack begins at t here. */
@@ -195,49 +172,63 @@ KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, in
     before += w.lane % PACKS >= by ? other : 0.0f;
   }
   if (exists && t % KR_SCAN_KEPT == 0) p.kept_dt[(w.b * p.n_kept + t / KR_SCAN_KEPT) * p.D + d] = sum + before;
-  sum += sum_packs(own);
+  sum += sum_packs(PACKS, own);
 }
 
-/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; du_by: from dt to dt u. */
-KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int du_by, const float *bc, whole_state &s, kr_float4 &y) {
-  const int rows = (MODE ? 4 : 8) * T;
-  kr_float4 dt[2], du[2];
+/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; by: from dt to dt u, and
+ * from there to g. */
+KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int by, const float *bc, whole_state &s, kr_float4 &y) {
+  const int rows = bc_rows(T, MODE);
+  kr_float4 dt[2], du[2], g[2];
   dt[0] = *(const kr_float4 *)near, dt[1] = *(const kr_float4 *)(near + far_by);
-  du[0] = *(const kr_float4 *)(near + du_by), du[1] = *(const kr_float4 *)(near + du_by + far_by);
+  du[0] = *(const kr_float4 *)(near + by), du[1] = *(const kr_float4 *)(near + by + far_by);
+  if (MODE == CUT) g[0] = *(const kr_float4 *)(near + 2 * by), g[1] = *(const kr_float4 *)(near + 2 * by + far_by);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const kr_float4 B = *(const kr_float4 *)(bc + i * rows);
     float sum[2];
     kr_float4 C;
-    if (!MODE) C = *(const kr_float4 *)(bc + i * rows + 4 * T);
+    if (rows == 8 * T) C = *(const kr_float4 *)(bc + i * rows + 4 * T);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        s.x[c][k] = kr_fma(kr_exp2(dt[c].v[i] * s.A[c][k]), s.x[c][k], du[c].v[i] * B.v[k]);
-        if (!MODE) sum[c] = k ? kr_fma(C.v[k], s.x[c][k], sum[c]) : C.v[0] * s.x[c][0];
+        const float decay = kr_exp2(dt[c].v[i] * s.A[c][k]);
+        s.x[c][k] = kr_fma(decay, s.x[c][k], du[c].v[i] * B.v[k]);
+        if (MODE == OUTPUT) sum[c] = k ? kr_fma(C.v[k], s.x[c][k], sum[c]) : C.v[0] * s.x[c][0];
+        if (MODE == CUT) s.decay[c][k] *= decay, s.carry[c][k] = kr_fma(s.decay[c][k], g[c].v[i] * C.v[k], s.carry[c][k]);
       }
     }
     if (!MODE) y.v[i] = sum[0] + kr_shuffle_xor(sum[1], T);
   }
   if (MODE) return;
 #pragma unroll
-  for (int by = T / 2; by >= 2; by /= 2) {
+  for (int lane = T / 2; lane >= 2; lane /= 2) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) y.v[i] += kr_shuffle_xor(y.v[i], by);
+    for (int i = 0; i < 4; i++) y.v[i] += kr_shuffle_xor(y.v[i], lane);
   }
+}
+
+/* g = dout silu(z) of a pack. */
+KR_DEV void output_gradients(const kr_scan_plan &p, const kr_raw16 &dout, const kr_raw16 &z, float (&g)[E]) {
+#pragma unroll
+  for (int k = 0; k < E; k++) g[k] = pack_at(dout, k, KR_DTYPE);
+  if (!p.z.data) return;
+#pragma unroll
+  for (int k = 0; k < E; k++) g[k] *= kr_silu(pack_at(z, k, KR_DTYPE));
 }
 
 KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
   KR_DYNAMIC_SHARED(shared);
   const whole_place w = place_warp(p, T);
-  const int R = n_rows(T), bc_floats = TL * (MODE ? 4 : 8) * T, du_by = THREADS / 32 * warp_floats(T);
-  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * R * THREADS, *const bc_places = z_places + (MODE ? 0 : R * THREADS);
-  float *const s_dt = (float *)(bc_places + (MODE ? 4 : 8) * T * PACKS) + w.thread / 32 * warp_floats(T);
-  float *s_bc = (float *)(bc_places + (MODE ? 4 : 8) * T * PACKS) + 2 * du_by, *other = s_bc + bc_floats;
+  const int R = n_rows(T), bc_floats = TL * bc_rows(T, MODE), by = THREADS / 32 * warp_floats(T);
+  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * R * THREADS, *const dout_places = z_places + (MODE == OUTPUT || MODE == CUT ? R * THREADS : 0);
+  kr_raw16 *const bc_places = dout_places + (MODE == CUT ? R * THREADS : 0);
+  float *const s_dt = (float *)(bc_places + bc_rows(T, MODE) * PACKS) + w.thread / 32 * warp_floats(T);
+  float *s_bc = (float *)(bc_places + bc_rows(T, MODE) * PACKS) + (MODE == CUT ? 3 : 2) * by, *other = s_bc + bc_floats;
   float *const near = s_dt + at_row(T, w.group) + (w.swap ? second(T) : 0);
   const int far_by = w.swap ? -second(T) : second(T), pack = w.lane % PACKS * E;
-  whole_row u_row[2], delta_row[2], z_row[2];
+  whole_row u_row[2], delta_row[2], z_row[2], dout_row[2];
   char *to[2];
   float bias[2], skip[2], sum_dt[2] = {0, 0};
   int exists[2];
@@ -248,16 +239,19 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     const int row = w.lane / PACKS + i * (32 / PACKS);
     exists[i] = row < w.n_channels;
     u_row[i] = row_of(p.u, w, i, places), delta_row[i] = row_of(p.delta, w, i, places + R * THREADS);
-    if (!MODE) z_row[i] = row_of(p.z.data ? p.z : p.u, w, i, z_places), to[i] = (char *)row_of(p.out, w, i, places).from;
+    if (MODE == OUTPUT || MODE == CUT) z_row[i] = row_of(p.z.data ? p.z : p.u, w, i, z_places);
+    if (MODE == OUTPUT) to[i] = (char *)row_of(p.out, w, i, places).from;
+    if (MODE == CUT) dout_row[i] = row_of(p.dout.data ? p.dout : p.u, w, i, dout_places);
     bias[i] = p.bias && exists[i] ? p.bias[(w.d0 + row) * p.bias_stride] * KR_LOG2E : 0.0f;
     skip[i] = !MODE && p.D_vec && exists[i] ? p.D_vec[(w.d0 + row) * p.D_stride] : 0.0f;
     copy_pack(u_row[i].place, u_row[i].from, exists[i] && w.begin + pack < w.end);
     copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && w.begin + pack < w.end);
-    if (!MODE && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+    if ((MODE == OUTPUT || MODE == CUT) && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+    if (MODE == CUT) copy_pack(dout_row[i].place, dout_row[i].from, exists[i] && p.dout.data && w.begin + pack < w.end);
   }
   copy_bc(p, w, T, MODE, w.begin, bc_places);
   kr_commit_copies();
-  float *kept = MODE == SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
+  float *kept = MODE >= SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
   const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
   int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
@@ -277,10 +271,11 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
         du[k] = dt[k] * pack_at(u[i], k, KR_DTYPE);
         if (MODE == STATE) sum_dt[i] += dt[k];
       }
-      if (MODE == SWEEP && p.n_chunks > 1) keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt, sum_dt[i]);
+      if (MODE == CUT) keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt, sum_dt[i]);
       float *const at = s_dt + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack;
       if (w.lane / PACKS + i * (32 / PACKS) >= 64 / T) continue;
-      put_pack(at, dt), put_pack(at + du_by, du);
+      put_pack(at, dt), put_pack(at + by, du);
+      if (MODE == CUT) output_gradients(p, *dout_row[i].place, *z_row[i].place, dt), put_pack(at + 2 * by, dt);
     }
     turn_bc(w, T, MODE, bc_places, s_bc);
     if (t0 + TL < w.end) {
@@ -289,6 +284,10 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
         u_row[i].from += 16 * PACKS, delta_row[i].from += 16 * PACKS;
         copy_pack(u_row[i].place, u_row[i].from, exists[i] && left > TL);
         copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && left > TL);
+        if (MODE != CUT) continue;
+        dout_row[i].from += 16 * PACKS, z_row[i].from += 16 * PACKS;
+        copy_pack(dout_row[i].place, dout_row[i].from, exists[i] && p.dout.data && left > TL);
+        copy_pack(z_row[i].place, z_row[i].from, exists[i] && p.z.data && left > TL);
       }
       copy_bc(p, w, T, MODE, t0 + TL, bc_places);
       kr_commit_copies();
@@ -296,13 +295,13 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     kr_sync();
     const float *step = near, *bc = s_bc + w.slot * 4;
 #pragma unroll 1
-    for (int k = 0; k < TL; k += 4, step += 4, bc += 4 * (MODE ? 4 : 8) * T) {
+    for (int k = 0; k < TL; k += 4, step += 4, bc += 4 * bc_rows(T, MODE)) {
       kr_float4 y;
-      if (MODE == SWEEP && k % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
-      advance4(T, MODE, step, far_by, du_by, bc, s, y);
+      if (MODE >= SWEEP && k % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
+      advance4(T, MODE, step, far_by, by, bc, s, y);
       if (MODE) continue;
       kr_sync_warp(); /* the group has read dt u before y takes its place */
-      if ((w.slot & (T / 2 - 1)) == 0) *(kr_float4 *)(step + du_by) = y;
+      if ((w.slot & (T / 2 - 1)) == 0) *(kr_float4 *)(step + by) = y;
     }
     float *const swap = s_bc;
     s_bc = other, other = swap;
@@ -310,7 +309,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     if (MODE) continue;
 #pragma unroll
     for (int i = 0; i < R; i++) {
-      if (exists[i] && left > 0) write_pack(p, s_dt + du_by + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack, u[i], skip[i], z_row[i].place, to[i]);
+      if (exists[i] && left > 0) write_pack(p, s_dt + by + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack, u[i], skip[i], z_row[i].place, to[i]);
       to[i] += 16 * PACKS;
       if (p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_pack(z_row[i].place, z_row[i].from, exists[i] && left > TL);
     }
@@ -318,10 +317,10 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     kr_sync_warp(); /* y is read before the next tile's dt u */
   }
   last_states(p, w, T, MODE, s);
-  if (MODE == OUTPUT || (MODE == SWEEP && p.n_chunks == 1)) return;
+  if (MODE == OUTPUT || MODE == SWEEP) return;
 #pragma unroll
   for (int i = 0; i < R; i++) {
-    if (MODE == STATE) sum_dt[i] = sum_packs(sum_dt[i]);
+    if (MODE == STATE) sum_dt[i] = sum_packs(PACKS, sum_dt[i]);
     if (exists[i] && w.lane % PACKS == 0) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.lane / PACKS + i * (32 / PACKS)] = sum_dt[i];
   }
 }
@@ -335,3 +334,6 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_sc
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) { scan_whole(p, 4, SWEEP); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) { scan_whole(p, 8, SWEEP); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) { scan_whole(p, 16, SWEEP); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t4(const kr_scan_plan p) { scan_whole(p, 4, CUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t8(const kr_scan_plan p) { scan_whole(p, 8, CUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t16(const kr_scan_plan p) { scan_whole(p, 16, CUT); }

@@ -29,6 +29,7 @@ typedef struct copy {
   void *to;
   unsigned char bytes[16];
   unsigned group;
+  int n_bytes;
 } copy;
 
 typedef struct fiber {
@@ -167,12 +168,12 @@ void kr_emulated_await(const int32_t *from, int least) {
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
-void kr_emulated_copy16(void *to, const void *from) {
+void kr_emulated_copy(void *to, const void *from, int n_bytes) {
   copy *c = &running->copies[running->n_copies];
   if (running->n_copies == MAX_COPIES) fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
-  c->to = to, c->group = running->n_groups;
-  memcpy(c->bytes, from, sizeof c->bytes);
-  memset(to, 0xfb, sizeof c->bytes);
+  c->to = to, c->group = running->n_groups, c->n_bytes = n_bytes;
+  memcpy(c->bytes, from, (size_t)n_bytes);
+  memset(to, 0xfb, (size_t)n_bytes);
   running->n_copies++;
 }
 
@@ -182,7 +183,7 @@ void kr_emulated_await_copies(unsigned n_under_way) {
   int n = 0;
   for (int i = 0; i < running->n_copies; i++) {
     const copy *c = &running->copies[i];
-    if (c->group + n_under_way < running->n_groups) memcpy(c->to, c->bytes, sizeof c->bytes);
+    if (c->group + n_under_way < running->n_groups) memcpy(c->to, c->bytes, (size_t)c->n_bytes);
     else running->copies[n++] = *c;
   }
   running->n_copies = n;

@@ -1,0 +1,561 @@
+/* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says which; its
+ * sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
+ *   kr_scan_whole_back_t{4,8,16}   one chunk per block, from the gradient of its last state
+ * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So of four steps
+ * a thread keeps the states before them and the decays of the first two (the last one is at hand, one is computed again), takes y
+ * and dC on the way forward, where the states after them are at hand, and leaves what only tiles need in shared memory: a
+ * spilled register that misses the small first cache costs a warp 300 cycles.
+ * A warp holds 2 * 32 / T channels, four states of two of them in a lane; a lane of the upper half of its group of T has the
+ * two in the other order, so that halves exchange sums without a selection. For the same reason the lanes of group g have
+ * state k in place k ^ (g & 3), and B and C lie in shared memory once for each such order: of two places each keeps
+ * one and sends the other. What is left to add up, over warps, waits in shared memory for the end of the tile. */
+#include "whole.cuh"
+
+enum { PACKS = 2, TL = PACKS * E, ROW = TL * 4 + 4, THREADS = KR_SCAN_THREADS };
+
+typedef struct back_place {
+  int64_t b, d0;             /* d0: first channel of the warp */
+  int begin, end, chunk, g, n_channels; /* steps of the chunk; channels of this warp that exist */
+  int thread, lane, warp, group, slot, swap, order;
+  int row, pack;             /* the lane's share of a tile's rows: 16 bytes of each tensor */
+} back_place;
+
+/* The thread's number, but what follows from it is computed again instead of being kept in registers. */
+KR_DEV int thread_again(void) {
+#ifdef KR_EMULATE
+  return kr_thread();
+#else
+  int v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+#endif
+}
+
+/* What the thread's number says. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that neighbours read the
+ * same B and C. */
+KR_DEV void place_thread(back_place &w, const int T, int thread) {
+  w.thread = thread;
+  w.lane = w.thread & 31, w.warp = w.thread / 32;
+  w.slot = (T == 4 ? w.lane >> 1 : w.lane) & (T - 1);
+  w.group = T == 4 ? w.lane >> 3 | (w.lane & 1) << 2 : w.lane / T;
+  w.swap = w.slot / (T / 2);
+  w.order = w.group & 3;
+  w.row = w.lane & (64 / T - 1), w.pack = w.lane / (64 / T);
+}
+
+KR_DEV back_place place_warp(const kr_scan_plan &p, const int T) {
+  back_place w;
+  const int x = kr_block_x(), per_batch = p.blocks_per_group * p.G;
+  place_thread(w, T, kr_thread());
+  w.b = x / per_batch;
+  w.g = x % per_batch / p.blocks_per_group;
+  const int64_t c0 = (int64_t)(x % p.blocks_per_group) * (2 * THREADS / T) + w.warp * (64 / T), left = p.D_group - c0;
+  w.d0 = w.g * p.D_group + c0;
+  w.n_channels = left < 0 ? 0 : (int)min64(64 / T, left);
+  w.chunk = kr_block_y();
+  w.begin = w.chunk * (int)p.chunk;
+  w.end = (int)min64(p.L, w.begin + p.chunk);
+  return w;
+}
+
+/* The lane's bit that tells apart the halves of a group, and those of groups that differ in the lowest or second bit. */
+KR_DEV int half_bit(const int T) { return T == 4 ? 4 : T / 2; }
+KR_DEV int group_bit(const int T, int k) { return (T == 4 ? 8 : T) << k; }
+KR_DEV int n_blocks(const int T) { return T == 16 && E == 8 ? 3 : 4; } /* on a multiprocessor: shared memory for more is not there */
+KR_DEV int n_orders(const int T) { return T == 16 ? 2 : 4; }
+
+/* Shared memory, in floats. A warp's rows: (dt, dt u, g, y) per step, which become (dt, s1, s2, y); the second half of
+ * its channels lies 8 banks further. B and C in one order; a step's parts of dB and dC. kr_scan_whole_back_bytes adds it up. */
+KR_DEV int second(const int T) { return 32 / T * ROW + 8; }
+KR_DEV int at_row(const int T, int row) { return row * ROW + (row >= 32 / T ? 8 : 0); }
+KR_DEV int bc_floats(const int T) { return TL * 8 * T + 16; }
+KR_DEV int part_floats(const int T) { return T == 16 ? 128 : 64; }
+
+typedef struct back_shared {
+  float *rows, *bc, *parts, *sums; /* sums: of dt since the chunk began, of the warp */
+  kr_raw16 *raw, *raw_bc, *kept; /* the thread's own: u, delta, dout, z; B and C; states of two channels; THREADS between them */
+} back_shared;
+
+KR_DEV int n_own_bc(const int T) { return T == 16 ? 2 : 1; }
+
+KR_DEV back_shared lay_out(const back_place &w, const int T, unsigned char *base) {
+  back_shared m;
+  m.raw = (kr_raw16 *)base + w.thread;
+  m.raw_bc = m.raw + 4 * THREADS;
+  m.kept = m.raw_bc + n_own_bc(T) * THREADS;
+  m.bc = (float *)(m.kept - w.thread + 2 * THREADS);
+  m.parts = m.bc + n_orders(T) * bc_floats(T);
+  float *const rows = m.parts + 4 * TL * part_floats(T);
+  m.rows = rows + w.warp * 2 * second(T);
+  m.sums = rows + 8 * second(T) + w.warp * 32;
+  return m;
+}
+
+/* B and C: thread i has pack i mod 16 T of the tile, in T = 4 both halves of the block the same: rows first, then steps. */
+typedef struct back_bc {
+  const char *from[2];
+  int exist[2];
+} back_bc;
+
+KR_DEV back_bc bc_of(const kr_scan_plan &p, const back_place &w, const int T, int t0) {
+  back_bc s;
+#pragma unroll
+  for (int i = 0; i < n_own_bc(T); i++) {
+    const int id = (w.thread + i * THREADS) & (16 * T - 1), r = id & (8 * T - 1), is_C = r >= 4 * T, n = is_C ? r - 4 * T : r;
+    const kr_scan_mat &v = is_C ? p.C_mat : p.B_mat;
+    s.from[i] = (const char *)v.data + (w.b * v.b + w.g * v.g + n * v.n + t0 + id / (8 * T) * E) * (16 / E);
+    s.exist[i] = n < p.N;
+  }
+  return s;
+}
+
+/* The lane's pack of a tile of u, delta, dout or z, of which it has a place of its own, or of du, ddelta or dz. */
+enum { U, DELTA, DOUT, Z, N_INPUTS };
+KR_DEV char *pack_of(const kr_rows &v, const back_place &w, int t0) { return (char *)v.data + (w.b * v.b + (w.d0 + w.row) * v.row + t0 + w.pack * E) * (16 / E); }
+
+/* The last tile of a chunk comes first, and is the one that may end early. */
+KR_DEV void copy_last_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const back_bc &bc, int t0, int exists) {
+  copy_pack(m.raw + U * THREADS, pack_of(p.u, w, t0), exists);
+  copy_pack(m.raw + DELTA * THREADS, pack_of(p.delta, w, t0), exists);
+  copy_pack(m.raw + DOUT * THREADS, pack_of(p.dout, w, t0), exists && p.dout.data);
+  copy_pack(m.raw + Z * THREADS, pack_of(p.z, w, t0), exists && p.z.data);
+#pragma unroll
+  for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc.from[i], bc.exist[i] && t0 + ((w.thread + i * THREADS) & (16 * T - 1)) / (8 * T) * E < w.end);
+}
+
+enum { TILE_BYTES = 16 * PACKS };
+
+/* The device fetches 16 bytes, and their neighbours, into its second cache. */
+KR_DEV void expect(const char *from) {
+#ifndef KR_EMULATE
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+  (void)from;
+#endif
+}
+
+/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. */
+KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const back_bc &bc, int t0) {
+  const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
+  const int is_row = w.row < w.n_channels && w.pack < PACKS;
+#pragma unroll
+  for (int i = U; i < N_INPUTS; i++) {
+    if (i >= DOUT && !rows[i]->data) continue;
+    const char *const from = pack_of(*rows[i], w, t0);
+    copy_pack(m.raw + i * THREADS, from, is_row);
+    if (is_row && t0 > w.begin) expect(from - TILE_BYTES);
+  }
+#pragma unroll
+  for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc.from[i], bc.exist[i]);
+}
+
+KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T) {
+#pragma unroll
+  for (int i = 0; i < n_own_bc(T); i++) {
+    const int id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? w.thread / 64 * 2 : 0, r = id & (8 * T - 1);
+    const kr_raw16 raw = m.raw_bc[i * THREADS];
+    float *const to = m.bc + id / (8 * T) * E * 8 * T;
+#pragma unroll
+    for (int j = 0; j < (T == 4 ? 2 : n_orders(T)); j++) {
+      float *const at = to + (first + j) * bc_floats(T) + (r ^ (first + j));
+#pragma unroll
+      for (int k = 0; k < E; k++) at[k * 8 * T] = pack_at(raw, k, KR_DTYPE);
+    }
+  }
+}
+
+/* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient as they are. */
+KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int is_partial, int exists, float bias) {
+  if (w.pack >= PACKS) return;
+  float dt[E], g[E];
+  step_sizes(p, m.raw[DELTA * THREADS], bias, dt);
+  const kr_raw16 u = m.raw[U * THREADS], dout = m.raw[DOUT * THREADS];
+  if (is_partial) {
+#pragma unroll
+    for (int k = 0; k < E; k++) dt[k] = exists ? dt[k] : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < E; k++) g[k] = pack_at(dout, k, KR_DTYPE);
+  if (p.z.data) {
+    const kr_raw16 z = m.raw[Z * THREADS];
+#pragma unroll
+    for (int k = 0; k < E; k++) g[k] *= kr_silu(pack_at(z, k, KR_DTYPE));
+  }
+  float *const to = m.rows + at_row(T, w.row) + w.pack * E * 4;
+#pragma unroll
+  for (int k = 0; k < E; k++) *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * pack_at(u, k, KR_DTYPE), g[k], 0.0f}};
+}
+
+/* The channel in place c of a lane, as a row of the warp; places of states. */
+KR_DEV int channel_of(const back_place &w, const int T, int c) { return (w.group & (32 / T - 1)) + 32 / T * (c ^ w.swap); }
+KR_DEV int64_t states_at(const kr_scan_plan &p, const back_place &w, const int T, int64_t slab, int c) { return (slab * p.D + w.d0 + channel_of(w, T, c)) * p.N_padded + w.slot * 4; }
+
+/* Four states in memory are in order; in the lane, place k has state k ^ order. */
+KR_DEV void order_states(const back_place &w, const kr_float4 &from, float (&v)[4]) {
+  float a[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) a[k] = kr_select(w.order & 1, from.v[k ^ 1], from.v[k]);
+#pragma unroll
+  for (int k = 0; k < 4; k++) v[k] = kr_select(w.order & 2, a[k ^ 2], a[k]);
+}
+
+KR_DEV void order_all(const back_place &w, float (&x)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) order_states(w, kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}}, x[c]);
+}
+
+KR_DEV void fetch_states(const kr_scan_plan &p, const back_place &w, const int T, const float *from, int64_t slab, float (&v)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    kr_float4 q = {{0, 0, 0, 0}};
+    if (channel_of(w, T, c) < w.n_channels) q = *(const kr_float4 *)(from + states_at(p, w, T, slab, c));
+    order_states(w, q, v[c]);
+  }
+}
+
+KR_DEV void fetch_view(const back_place &w, const int T, int N, const kr_scan_state &view, float scale, float (&v)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = channel_of(w, T, c), n = w.slot * 4 + (k ^ w.order);
+      v[c][k] = view.data && row < w.n_channels && n < N ? view.data[w.b * view.b + (w.d0 + row) * view.d + n * view.n] * scale : 0.0f;
+    }
+}
+
+/* The states kept every 8 steps, on their way to the thread's own places: one for each of the rows `group` and 32 / T further. They
+ * come in order, and the thread puts them back in its own. */
+typedef struct back_kept {
+  const float *from;
+  int64_t step;
+  int exist[2];
+} back_kept;
+
+KR_DEV void copy_kept(const back_shared &m, const int T, const back_kept &s) {
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+    if (s.exist[h]) kr_copy16(m.kept + h * THREADS, s.from + h * (32 / T) * 4 * T);
+}
+
+KR_DEV void read_kept(const back_place &w, const back_shared &m, float (&x)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const kr_float4 q = *(const kr_float4 *)(m.kept + (c ^ w.swap) * THREADS);
+#pragma unroll
+    for (int k = 0; k < 4; k++) x[c][k] = q.v[k];
+  }
+}
+
+KR_DEV void put_kept(const back_place &w, const back_shared &m, const float (&x)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) *(kr_float4 *)(m.kept + (c ^ w.swap) * THREADS) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
+}
+
+/* Adds what the chunk's first state leaves of itself to the states kept before a step, which were swept from zero; sums: of dt since
+ * the chunk began, of the warp's channels. The thread has put its part of the first state in its own order. */
+KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, const float *sums, const float (&A)[2][4], float (&x)[2][4]) {
+  float log_decay[2][4];
+  int lives = 0;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const float sum_dt = sums[channel_of(w, T, c)];
+#pragma unroll
+    for (int k = 0; k < 4; k++) log_decay[c][k] = A[c][k] * sum_dt, lives |= log_decay[c][k] > -160.0f;
+  }
+  if (!lives) return; /* a decay that is no float32 but zero */
+  kr_float4 first[2];
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    first[c] = kr_float4{{0, 0, 0, 0}};
+    if (channel_of(w, T, c) < w.n_channels) first[c] = *(const kr_float4 *)(p.chunk_state + states_at(p, w, T, w.b * p.n_chunks + w.chunk, c));
+  }
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) x[c][k] = kr_fma(kr_exp2(log_decay[c][k]), first[c].v[k], x[c][k]);
+}
+
+/* The sums of dt before every 8 steps of a tile, one of a channel of the warp per lane. */
+KR_DEV void copy_sums(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
+  const int row = w.lane & (64 / T - 1), at = w.lane / (64 / T);
+  if (p.n_chunks > 1 && row < w.n_channels && at < TL / KR_SCAN_KEPT) kr_copy4(m.sums + w.lane, p.kept_dt + (w.b * p.n_kept + t0 / KR_SCAN_KEPT + at) * p.D + w.d0 + row);
+}
+
+KR_DEV void order_first(const kr_scan_plan &p, const back_place &w, const int T) {
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    if (channel_of(w, T, c) >= w.n_channels) continue;
+    kr_float4 *const at = (kr_float4 *)(p.chunk_state + states_at(p, w, T, w.b * p.n_chunks + w.chunk, c));
+    float v[4];
+    order_states(w, *at, v);
+    *at = kr_float4{{v[0], v[1], v[2], v[3]}};
+  }
+}
+
+/* `near` and `far` are the rows of the lane's first and second channel at the first of four steps; bc: B of its states. */
+KR_DEV void forward4(const int T, const float *near, const float *far, const float *bc, const float (&A)[2][4], float (&x)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const kr_float4 B = *(const kr_float4 *)(bc + i * 8 * T);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      const kr_float2 r = *(const kr_float2 *)((c ? far : near) + i * 4);
+#pragma unroll
+      for (int k = 0; k < 4; k++) x[c][k] = kr_fma(kr_exp2(r.v[0] * A[c][k]), x[c][k], r.v[1] * B.v[k]);
+    }
+  }
+}
+
+/* Over the lanes of a group, of both channels; each lane has that of its first one. */
+KR_DEV float sum_states(const int T, const float (&v)[2]) {
+  float sum = v[0] + kr_shuffle_xor(v[1], half_bit(T));
+#pragma unroll
+  for (int by = half_bit(T) / 2; by >= (T == 4 ? 2 : 1); by /= 2) sum += kr_shuffle_xor(sum, by);
+  return sum;
+}
+
+/* Over the groups of a warp that have the places of the states in different orders, and one step of one matrix of parts. */
+KR_DEV void keep_part(const int T, float (&v)[4], float *to) {
+  v[0] += kr_shuffle_xor(v[1], group_bit(T, 0)), v[2] += kr_shuffle_xor(v[3], group_bit(T, 0));
+  if (T < 16) *to = v[0] + kr_shuffle_xor(v[2], group_bit(T, 1));
+  else to[0] = v[0], to[2] = v[2];
+}
+
+/* One step's rows of the lane's two channels, and B and C of its states. */
+typedef struct back_step {
+  kr_float4 r[2], B, C;
+} back_step;
+
+KR_DEV back_step read_step(const int T, const float *near, const float *far, const float *bc, int i) {
+  return {{*(const kr_float4 *)(near + i * 4), *(const kr_float4 *)(far + i * 4)}, *(const kr_float4 *)(bc + i * 8 * T), *(const kr_float4 *)(bc + i * 8 * T + 4 * T)};
+}
+
+/* Four steps forward and back again. Of the forward walk, y and dC; of the way back, s1, s2, dB and dA. Each step is read before the
+ * one before it writes, which the compiler could not know to be elsewhere. */
+KR_DEV void back4(const int T, float *near, const float *far, const float *bc, float *part, int part_by, int writes, const float (&A)[2][4], float (&x)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
+  float a[4][2][4], before[4][2][4];
+  back_step s = read_step(T, near, far, bc, 0);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float y[2], part_C[4];
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const float decay = kr_exp2(s.r[c].v[0] * A[c][k]);
+        before[i][c][k] = x[c][k], a[i][c][k] = decay;
+        x[c][k] = kr_fma(decay, x[c][k], s.r[c].v[1] * s.B.v[k]);
+        y[c] = k ? kr_fma(s.C.v[k], x[c][k], y[c]) : s.C.v[0] * x[c][0];
+        part_C[k] = c ? kr_fma(s.r[c].v[2], x[c][k], part_C[k]) : s.r[0].v[2] * x[0][k];
+      }
+    if (i < 3) s = read_step(T, near, far, bc, i + 1);
+    const float sum = sum_states(T, y);
+    if (writes) near[i * 4 + 3] = sum;
+    keep_part(T, part_C, part + i * part_floats(T) + part_by);
+  }
+#pragma unroll
+  for (int i = 3; i >= 0; i--) {
+    float s1[2], s2[2], part_B[4];
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const float dx = kr_fma(s.r[c].v[2], s.C.v[k], carry[c][k]), decay = i < 2 || n_blocks(T) == 3 ? a[i][c][k] : kr_exp2(s.r[c].v[0] * A[c][k]);
+        carry[c][k] = decay * dx;
+        const float q = carry[c][k] * before[i][c][k];
+        s1[c] = k ? kr_fma(dx, s.B.v[k], s1[c]) : dx * s.B.v[0];
+        s2[c] = k ? kr_fma(A[c][k], q, s2[c]) : A[c][0] * q;
+        part_B[k] = c ? kr_fma(dx, s.r[c].v[1], part_B[k]) : dx * s.r[0].v[1];
+        dA[c][k] = kr_fma(s.r[c].v[0], q, dA[c][k]);
+      }
+    if (i) s = read_step(T, near, far, bc, i - 1);
+    const float sum1 = sum_states(T, s1), sum2 = sum_states(T, s2); /* the group has read the step by then */
+    if (writes) near[i * 4 + 1] = sum1, near[i * 4 + 2] = sum2;
+    keep_part(T, part_B, part + i * part_floats(T));
+  }
+}
+
+KR_DEV void store_pack(char *to, const float (&y)[E]) {
+  kr_raw16 raw;
+#pragma unroll
+  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
+  *(kr_raw16 *)to = raw;
+}
+
+/* One gradient after the other: each reads the rows anew. */
+KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, float skip, int t0, float &dD, float &dbias) {
+  const kr_raw16 u = m.raw[U * THREADS], dout = m.raw[DOUT * THREADS];
+  const kr_float4 *const row = (const kr_float4 *)(m.rows + at_row(T, w.row) + w.pack * E * 4); /* dt, s1, s2, y */
+  float v[E], g[E];
+#pragma unroll
+  for (int k = 0; k < E; k++) {
+    const kr_float4 r = row[k];
+    v[k] = kr_fma(pack_at(u, k, KR_DTYPE), r.v[1], KR_LN2 * r.v[2]);
+    if (p.softplus) v[k] *= kr_softplus_slope(r.v[0]);
+    dbias += v[k];
+  }
+  if (p.ddelta.data) store_pack(pack_of(p.ddelta, w, t0), v);
+#pragma unroll
+  for (int k = 0; k < E; k++) g[k] = pack_at(dout, k, KR_DTYPE);
+  if (p.z.data) {
+    const kr_raw16 z_raw = m.raw[Z * THREADS];
+#pragma unroll
+    for (int k = 0; k < E; k++) {
+      const float z = pack_at(z_raw, k, KR_DTYPE), s = kr_sigmoid(z), gate = z * s;
+      v[k] = g[k] * kr_fma(skip, pack_at(u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
+      g[k] *= gate;
+    }
+    if (p.dz.data) store_pack(pack_of(p.dz, w, t0), v);
+  }
+#pragma unroll
+  for (int k = 0; k < E; k++) {
+    const kr_float2 r = *(const kr_float2 *)(row + k);
+    v[k] = kr_fma(skip, g[k], r.v[0] * r.v[1]);
+    dD = kr_fma(g[k], pack_at(u, k, KR_DTYPE), dD);
+  }
+  if (p.du.data) store_pack(pack_of(p.du, w, t0), v);
+}
+
+KR_DEV void add4(kr_float4 &sum, const float *from) {
+  const kr_float4 v = *(const kr_float4 *)from;
+#pragma unroll
+  for (int k = 0; k < 4; k++) sum.v[k] += v.v[k];
+}
+
+/* The block's share of the tile's dB and dC to scratch: over four warps, with T = 4 over two halves of each. */
+KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int end) {
+  float *const to = p.part_bc + ((int64_t)kr_block_x() * p.L + t0) * (8 * T);
+#pragma unroll
+  for (int i = 0; i < (TL * 2 * T + THREADS - 1) / THREADS; i++) {
+    const int id = w.thread + i * THREADS, step = id / (2 * T), j = id % (2 * T);
+    if (TL * 2 * T < THREADS && id >= TL * 2 * T) break;
+    const float *const from = m.parts + step * part_floats(T) + (T == 4 ? j / 4 * 32 + j % 4 * 4 : j * 4);
+    const int half = T == 4 ? j / 4 * 16 : 0; /* B's columns begin with one half of the lanes, C's with the other: other banks */
+    kr_float4 sum = *(const kr_float4 *)(from + half);
+    if (T == 4) add4(sum, from + 16 - half);
+#pragma unroll
+    for (int k = 1; k < 4; k++) {
+      add4(sum, from + k * TL * part_floats(T) + half);
+      if (T == 4) add4(sum, from + k * TL * part_floats(T) + 16 - half);
+    }
+    if (t0 + step < end) *(kr_float4 *)(to + id * 4) = sum;
+  }
+}
+
+/* Sums over the chunk: dA in scratch, dD and dbias over the packs of a row. */
+KR_DEV void write_sums(const kr_scan_plan &p, const back_place &w, const int T, const float (&dA)[2][4], float dD, float dbias) {
+  const int64_t slab = w.b * p.n_chunks + w.chunk;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    float v[4];
+    order_states(w, kr_float4{{dA[c][0], dA[c][1], dA[c][2], dA[c][3]}}, v);
+    if (channel_of(w, T, c) < w.n_channels) *(kr_float4 *)(p.part_A + states_at(p, w, T, slab, c)) = kr_float4{{v[0], v[1], v[2], v[3]}};
+  }
+  dD += kr_shuffle_xor(dD, 64 / T), dbias += kr_shuffle_xor(dbias, 64 / T);
+  if (w.pack == 0 && w.row < w.n_channels) p.part_D[slab * p.D + w.d0 + w.row] = dD, p.part_bias[slab * p.D + w.d0 + w.row] = dbias;
+}
+
+KR_DEV void write_initial(const kr_scan_plan &p, const back_place &w, const int T, const float (&carry)[2][4]) {
+#pragma unroll
+  for (int c = 0; c < 2; c++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = channel_of(w, T, c), n = w.slot * 4 + (k ^ w.order);
+      if (row < w.n_channels && n < p.N) p.dinitial.data[w.b * p.dinitial.b + (w.d0 + row) * p.dinitial.d + n * p.dinitial.n] = carry[c][k];
+    }
+}
+
+/* What the walk over steps does not need waits in the thread's places of delta and B, which have been read by then. */
+typedef struct back_own {
+  float dD, dbias, bias, skip;
+  int b, d0, g, n_channels;
+} back_own;
+
+KR_DEV void put_own(const back_shared &m, const back_own &o) {
+  *(kr_float4 *)(m.raw + DELTA * THREADS) = kr_float4{{o.dD, o.dbias, o.bias, o.skip}};
+  *m.raw_bc = kr_raw16{{(uint32_t)o.b, (uint32_t)o.d0, (uint32_t)o.g, (uint32_t)o.n_channels}};
+}
+
+KR_DEV back_own take_own(const back_shared &m) {
+  const kr_float4 v = *(const kr_float4 *)(m.raw + DELTA * THREADS);
+  const kr_raw16 q = *m.raw_bc;
+  return {v.v[0], v.v[1], v.v[2], v.v[3], (int)q.w[0], (int)q.w[1], (int)q.w[2], (int)q.w[3]};
+}
+
+/* The thread's place in a tile's rows. */
+KR_DEV back_place place_again(const back_place &w, const back_own &own, const int T) {
+  back_place v = w;
+  place_thread(v, T, thread_again());
+  v.b = own.b, v.d0 = own.d0, v.g = own.g, v.n_channels = own.n_channels;
+  return v;
+}
+
+KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
+  KR_DYNAMIC_SHARED(shared);
+  const back_place w = place_warp(p, T);
+  const back_shared m = lay_out(w, T, shared);
+  const int writes = (w.slot & (T / 2 - 1)) == 0, group = w.group & (32 / T - 1), is_row = w.row < w.n_channels && w.pack < PACKS;
+  int t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
+  float A[2][4], carry[2][4], dA[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  back_own own = {0, 0, p.bias && is_row ? p.bias[(w.d0 + w.row) * p.bias_stride] * KR_LOG2E : 0.0f, p.D_vec && is_row ? p.D_vec[(w.d0 + w.row) * p.D_stride] : 0.0f, (int)w.b, (int)w.d0, w.g, w.n_channels};
+  const kr_scan_state all_A = {(float *)p.A, 0, p.A_d, p.A_n};
+  fetch_view(w, T, p.N, all_A, KR_LOG2E, A);
+  if (p.n_chunks > 1) fetch_states(p, w, T, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
+  else fetch_view(w, T, p.N, p.dlast, 1.0f, carry);
+  back_kept kept = {p.kept_state + ((w.b * p.n_kept + t0 / KR_SCAN_KEPT + TL / KR_SCAN_KEPT - 1) * p.D + w.d0 + group) * p.N_padded + w.slot * 4, p.D * p.N_padded, {group < w.n_channels, group + 32 / T < w.n_channels}};
+  copy_last_tile(p, w, m, T, bc_of(p, w, T, t0), t0, is_row && t0 + w.pack * E < w.end);
+  m.kept[0] = m.kept[THREADS] = kr_raw16{{0, 0, 0, 0}}, m.sums[w.lane] = 0;
+  copy_sums(p, w, m, T, t0);
+  copy_kept(m, T, kept);
+  kr_commit_copies();
+  if (p.n_chunks > 1) order_first(p, w, T);
+  float *near = m.rows + at_row(T, group) + (w.swap ? second(T) : 0) + (TL - 4) * 4, *far = near + (w.swap ? -second(T) : second(T));
+  const float *bc = m.bc + (w.order & (n_orders(T) - 1)) * bc_floats(T) + w.slot * 4 + (TL - 4) * 8 * T;
+  float *part = m.parts + (w.warp * TL + TL - 4) * part_floats(T) + (T == 4 ? (w.lane & 1) * 16 : 0) + w.slot * 4 + w.order;
+  for (; t0 >= w.begin; t0 -= TL) {
+    back_place v = place_again(w, own, T);
+    back_shared at = lay_out(v, T, shared);
+    kr_copied<0>();
+    stage_rows(p, v, at, T, t0 + TL > w.end, v.row < v.n_channels && t0 + v.pack * E < w.end, own.bias);
+    turn_bc(v, at, T);
+    put_own(at, own);
+    kr_sync();
+#pragma unroll 1
+    for (int k = TL - 4; k >= 0; k -= 4) {
+      float x[2][4];
+      if (k & 4) {
+        kr_copied<0>();
+        read_kept(w, m, x);
+        order_all(w, x);
+        if (p.n_chunks > 1) add_first(p, w, T, m.sums + k / 8 * (64 / T), A, x);
+        put_kept(w, m, x);
+        forward4(T, near - 16, far - 16, bc - 32 * T, A, x);
+      } else {
+        read_kept(w, m, x);
+        kept.from -= kept.step;
+        if (t0 + k > w.begin) copy_kept(m, T, kept);
+        kr_commit_copies();
+      }
+      back4(T, near, far, bc, part, T == 4 ? 32 : 4 * T, writes, A, x, carry, dA);
+      near -= 16, far -= 16, bc -= 32 * T, part -= 4 * part_floats(T);
+    }
+    near += TL * 4, far += TL * 4, bc += TL * 8 * T, part += TL * part_floats(T);
+    kr_sync_warp();
+    v.thread = thread_again();
+    place_thread(v, T, v.thread);
+    at = lay_out(v, T, shared);
+    own = take_own(at);
+    v = place_again(w, own, T);
+    if (v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, own.skip, t0, own.dD, own.dbias);
+    if (t0 > w.begin) copy_tile(p, v, at, T, bc_of(p, v, T, t0 - TL), t0 - TL), copy_sums(p, v, at, T, t0 - TL);
+    kr_commit_copies();
+    kr_sync();
+    write_parts(p, v, at, T, t0, w.end);
+  }
+  write_sums(p, w, T, dA, own.dD, own.dbias);
+  if (p.dinitial.data && w.chunk == 0) write_initial(p, w, T, carry);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t4(const kr_scan_plan p) { scan_back(p, 4); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t8(const kr_scan_plan p) { scan_back(p, 8); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, E == 8 ? 3 : 4) kr_scan_whole_back_t16(const kr_scan_plan p) { scan_back(p, 16); }
