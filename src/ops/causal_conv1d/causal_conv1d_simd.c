@@ -320,16 +320,16 @@ static void filter_ranges(void *user, int64_t begin, int64_t end, int worker) {
 
 /* ---- contiguous channels, from memory to memory ---- */
 
-enum { STREAM = 256, STEPS = 4, LEAD = 8, CHUNK = 512, LEAST_CHUNK = 64 };
+enum { STREAM = 2048, TAPS = STREAM + 144, HEAD = 256, STEPS = 4, LEAD = 8, CHUNK = 512, LEAST_CHUNK = 64 };
 
+/* Whole rows as far as may be: hardware sees what is read and written in order coming. */
 typedef struct stream {
   const krait_causal_conv1d_args *a;
-  int64_t chunk, n_chunks, n_blocks; /* steps of an item; items along time, along channels */
+  int64_t chunk, width, n_chunks, n_blocks; /* steps and channels of an item; items along time, along channels */
 } stream;
 
-typedef struct stream_taps {
-  float weight[MAX_W][STREAM], bias[STREAM];
-} stream_taps;
+/* A column for each channel, passed on as a pointer to the first one's; the last row is the bias. Rows do not meet in a cache's sets. */
+typedef float stream_taps[MAX_W + 1][TAPS];
 
 /* Steps and element types; at: of the first step; step: to the next one. */
 typedef struct stream_side {
@@ -337,16 +337,15 @@ typedef struct stream_side {
   int64_t at, step;
 } stream_side;
 
-/* Rows of channels are far apart: hardware does not see them coming. */
 KR_INLINE void prefetch_at(const stream_side *x, int64_t at, int32_t dtype) { __builtin_prefetch((const char *)x->data + at * (dtype == KRAIT_F32 ? 4 : 2)); }
 
-KR_INLINE void stream_vector(const stream_taps *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
+KR_INLINE void stream_vector(const float *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
   kr_v input[MAX_W - 1 + STEPS], sum[STEPS];
   for (int k = 0; k < steps; k++) prefetch_at(x, x->at + (LEAD + k) * x->step + i, x_dtype);
   for (int k = 0; k < W - 1 + steps; k++) input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
-  for (int r = 0; r < steps; r++) sum[r] = kr_v_load(taps->bias + i);
+  for (int r = 0; r < steps; r++) sum[r] = kr_v_load(taps + MAX_W * TAPS + i);
   for (int k = 0; k < W; k++) {
-    const kr_v weight = kr_v_load(taps->weight[k] + i);
+    const kr_v weight = kr_v_load(taps + k * TAPS + i);
     for (int r = 0; r < steps; r++) sum[r] = kr_v_fma(weight, input[r + k], sum[r]);
   }
   if (silu) kr_v_silu_fast_each(sum, steps);
@@ -354,7 +353,7 @@ KR_INLINE void stream_vector(const stream_taps *taps, const stream_side *x, cons
 }
 
 /* n_steps steps of n channels. */
-KR_INLINE void stream_steps(const stream_taps *taps, stream_side x, stream_side out, int64_t n_steps, int n, int W, int silu, int32_t x_dtype, int32_t dtype) {
+KR_INLINE void stream_steps(const float *taps, stream_side x, stream_side out, int64_t n_steps, int n, int W, int silu, int32_t x_dtype, int32_t dtype) {
   const int whole = n / KR_VL * KR_VL;
   for (; n_steps >= STEPS; n_steps -= STEPS, x.at += STEPS * x.step, out.at += STEPS * out.step) {
     for (int i = 0; i < whole; i += KR_VL) stream_vector(taps, &x, &out, i, KR_VL, W, STEPS, silu, x_dtype, dtype);
@@ -364,7 +363,7 @@ KR_INLINE void stream_steps(const stream_taps *taps, stream_side x, stream_side 
     for (int i = 0; i < n; i += KR_VL) stream_vector(taps, &x, &out, i, n - i < KR_VL ? n - i : KR_VL, W, 1, silu, x_dtype, dtype);
 }
 
-static void stream_any(const stream_taps *taps, const stream_side *x, const stream_side *out, int64_t n_steps, int n, int W, int silu, int32_t dtype) {
+static void stream_any(const float *taps, const stream_side *x, const stream_side *out, int64_t n_steps, int n, int W, int silu, int32_t dtype) {
   if (dtype == KRAIT_F32) {
     if (W == 4 && silu) stream_steps(taps, *x, *out, n_steps, n, 4, 1, KRAIT_F32, KRAIT_F32);
     else if (W == 4) stream_steps(taps, *x, *out, n_steps, n, 4, 0, KRAIT_F32, KRAIT_F32);
@@ -378,15 +377,14 @@ static void stream_any(const stream_taps *taps, const stream_side *x, const stre
   }
 }
 
-/* The first steps, whose taps reach before the sequence: through a float copy of what they see. */
-static void stream_head(const krait_causal_conv1d_args *a, const stream_taps *taps, int64_t b, int64_t d0, int n, stream_side x, const stream_side *out, int n_steps) {
-  float seen[2 * MAX_W][STREAM];
-  const int keep = (int)a->W - 1;
+/* The first steps of at most HEAD channels, whose taps reach before the sequence: through a float copy of what they see. */
+static void stream_head(const krait_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n, const stream_side *x, const stream_side *out, int n_steps) {
+  float seen[2 * MAX_W][HEAD];
+  const int keep = (int)a->W - 1, W = keep + 1, silu = a->activation;
   for (int k = 0; k < keep; k++)
     for (int i = 0; i < n; i++) seen[k][i] = initial_input(a, b, d0 + i, k);
-  for (int k = 0; k < n_steps; k++) kr_row_load(seen[keep + k], x.data, a->x.dtype, x.at + k * x.step, 1, n);
-  stream_side from = {seen, keep * STREAM, STREAM};
-  const int W = keep + 1, silu = a->activation;
+  for (int k = 0; k < n_steps; k++) kr_row_load(seen[keep + k], x->data, a->x.dtype, x->at + k * x->step, 1, n);
+  const stream_side from = {seen, keep * HEAD, HEAD};
   if (a->x.dtype == KRAIT_F32) stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_F32);
   else if (a->x.dtype == KRAIT_F16) stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_F16);
   else stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_BF16);
@@ -406,19 +404,22 @@ static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d
 static void stream_item(const stream *s, int64_t b, int64_t chunk, int64_t block) {
   const krait_causal_conv1d_args *a = s->a;
   stream_taps taps;
-  const int64_t d0 = block * STREAM, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1, start = is_reverse(a) ? a->L - 1 - first : first;
-  const int n = (int)(a->D - d0 < STREAM ? a->D - d0 : STREAM), W = (int)a->W;
+  const int64_t d0 = block * s->width, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1, start = is_reverse(a) ? a->L - 1 - first : first;
+  const int n = (int)(a->D - d0 < s->width ? a->D - d0 : s->width), W = (int)a->W;
   int64_t n_steps = left < s->chunk ? left : s->chunk;
-  for (int k = 0; k < W; k++) kr_row_load(taps.weight[k], a->weight.data, a->weight.dtype, kr_at2(&a->weight, d0, k), a->weight.stride[0], n);
-  if (kr_has(&a->bias)) kr_row_load(taps.bias, a->bias.data, a->bias.dtype, kr_at1(&a->bias, d0), a->bias.stride[0], n);
-  else memset(taps.bias, 0, sizeof taps.bias);
+  for (int k = 0; k < W; k++) kr_row_load(taps[k], a->weight.data, a->weight.dtype, kr_at2(&a->weight, d0, k), a->weight.stride[0], n);
+  if (kr_has(&a->bias)) kr_row_load(taps[MAX_W], a->bias.data, a->bias.dtype, kr_at1(&a->bias, d0), a->bias.stride[0], n);
+  else memset(taps[MAX_W], 0, sizeof taps[MAX_W]);
   stream_side x = {a->x.data, kr_at3(&a->x, b, d0, start), sign * a->x.stride[2]}, out = {a->out.data, kr_at3(&a->out, b, d0, start), sign * a->out.stride[2]};
   if (chunk == 0) {
     const int head = (int)(n_steps < W - 1 ? n_steps : W - 1);
-    stream_head(a, &taps, b, d0, n, x, &out, head);
+    for (int i = 0; i < n; i += HEAD) {
+      const stream_side from = {x.data, x.at + i, x.step}, to = {out.data, out.at + i, out.step};
+      stream_head(a, &taps[0][i], b, d0 + i, n - i < HEAD ? n - i : HEAD, &from, &to, head);
+    }
     x.at += head * x.step, out.at += head * out.step, n_steps -= head;
   }
-  stream_any(&taps, &x, &out, n_steps, n, W, a->activation, a->x.dtype);
+  stream_any(taps[0], &x, &out, n_steps, n, W, a->activation, a->x.dtype);
   if (chunk == s->n_chunks - 1) stream_final(a, b, d0, n);
 }
 
@@ -428,12 +429,15 @@ static void stream_items(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t i = begin; i < end; i++) stream_item(s, i / s->n_blocks / s->n_chunks, i / s->n_blocks % s->n_chunks, i % s->n_blocks);
 }
 
+static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
 static stream plan_stream(const krait_ctx *ctx, const krait_causal_conv1d_args *a) {
-  stream s = {a, CHUNK, (a->L + CHUNK - 1) / CHUNK, (a->D + STREAM - 1) / STREAM};
-  while (s.chunk > LEAST_CHUNK && a->B * s.n_chunks * s.n_blocks < 4 * krait_ctx_n_threads(ctx)) {
-    s.chunk /= 2;
-    s.n_chunks = (a->L + s.chunk - 1) / s.chunk;
-  }
+  const int64_t wanted = 4 * krait_ctx_n_threads(ctx);
+  stream s = {.a = a, .chunk = CHUNK, .width = STREAM};
+  while (s.chunk > LEAST_CHUNK && a->B * pieces(a->L, s.chunk) * pieces(a->D, s.width) < wanted) s.chunk /= 2;
+  while (s.width > HEAD && a->B * pieces(a->L, s.chunk) * pieces(a->D, s.width) < wanted) s.width /= 2;
+  s.n_chunks = pieces(a->L, s.chunk);
+  s.n_blocks = pieces(a->D, s.width);
   return s;
 }
 
