@@ -348,8 +348,7 @@ KR_INLINE void stream_vector(const float *taps, const stream_side *x, const stre
     const kr_v weight = kr_v_load(taps + k * TAPS + i);
     for (int r = 0; r < steps; r++) sum[r] = kr_v_fma(weight, input[r + k], sum[r]);
   }
-  if (silu) kr_v_silu_fast_each(sum, steps);
-  for (int r = 0; r < steps; r++) kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, sum[r]);
+  for (int r = 0; r < steps; r++) kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, silu ? kr_v_silu_fast(sum[r]) : sum[r]);
 }
 
 /* n_steps steps of n channels. */
