@@ -79,7 +79,7 @@ for path in texts:
     begins.append(len(packer.blob))
     packer.add(shortened(path))
 begins.append(len(packer.blob))
-packed = out.parent / (out.name + ".texts")
+packed = out.parent / (out.name + ".packed")
 packed.write_bytes(packer.blob)
 lines = ['/* ptx_table.c: made by tools/embed.py: the device code of this build. */', '#include "cuda.h"', '#include <krait/krait.h>', '#include <string.h>', '']
 for name, path in [("kr_code", packed.resolve())] + [(f"kr_code_{i}", path) for i, path in enumerate(cubins)]:
