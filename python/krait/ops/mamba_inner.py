@@ -412,7 +412,8 @@ def _compose(call, tensors, o, out_proj, out_bias):
 def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
     """xz and the weights -> (B, L, M), or (B, D, L) where out_proj is None."""
     options, dtype = (softplus, reverse, eps), autocast_dtype(tensors[0])
-    out_proj, out_bias = _cast(out_proj, dtype), _cast(out_bias, dtype)
+    if dtype is not None:
+        out_proj, out_bias = _cast(out_proj, dtype), _cast(out_bias, dtype)
     if is_traced():
         xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
@@ -425,7 +426,8 @@ def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
         call, tensors = _INNER.keep(_signature, signed, (xz, *w), None if _takes_one_call(xz, w) else _compose)
     if call.note is _compose:
         return _compose(call, tensors, _Options(softplus, keep, eps, reverse), out_proj, out_bias)
-    return _projected(_apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options), out_proj, out_bias)
+    y = _apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options)
+    return y if out_proj is None else _projected(y, out_proj, out_bias)
 
 
 def _projected(y, out_proj, out_bias):
