@@ -95,7 +95,7 @@ typedef struct krait_causal_conv1d_update_args {
   krait_view conv_state;         /* (n_states,D,S) read and written */
   krait_view weight, bias;       /* (D,W), (D) or absent */
   krait_view cache_seqlens;      /* (B) int32 or absent */
-  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU */
+  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
   krait_view out;                /* (B,D,L); may be x itself */
 } krait_causal_conv1d_update_args;
 
@@ -235,7 +235,7 @@ typedef struct krait_state_update_args {
   krait_view Bmat, Cmat;          /* (B,G,N) */
   krait_view Dvec, dt_bias;       /* (H,P) or absent */
   krait_view z;                   /* (B,H,P) or absent */
-  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU */
+  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
   krait_view out;                 /* (B,H,P) type of x */
 } krait_state_update_args;
 

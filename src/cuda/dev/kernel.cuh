@@ -101,6 +101,13 @@ KR_DEV void kr_copy16(void *shared, const void *from) {
 KR_DEV void kr_copy4(void *shared, const void *from) {
   asm volatile("{ .reg .u64 to; cvta.to.shared.u64 to, %0; cp.async.ca.shared.global [to], [%1], 4; }" : : "l"(shared), "l"(from) : "memory");
 }
+/* 8 or 16 bytes; zeros where they do not exist, and `from` is then not read. */
+template <int BYTES>
+KR_DEV void kr_copy_or_zero(void *shared, const void *from, int exists) {
+  const uint32_t to = (uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)shared;
+  if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" : : "r"(to), "l"(from), "r"(exists ? 8 : 0) : "memory");
+}
 KR_DEV void kr_commit_copies(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int N>
 KR_DEV void kr_copied(void) { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }

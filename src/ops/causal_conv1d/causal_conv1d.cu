@@ -1,7 +1,7 @@
 /* causal_conv1d.cu: the short causal convolution forward and its last inputs (causal_conv1d_ref.c has the equation).
- *   kr_conv_rows   a thread makes 16 bytes of one row; its left neighbours come through the cache. W up to 4
- *   kr_conv_whole  the same where rows are whole packs: two packs a thread, both on their way at once
- *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps. W up to 4
+ *   kr_conv_rows   a thread makes four steps of one row of any length, alignment and stride. W up to 4
+ *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one, for short calls
+ *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on their way. W up to 4
  *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
  * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
@@ -14,25 +14,43 @@ KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
   for (int k = 0; k < E; k++) y[k] = kr_silu(y[k]);
 }
 
+/* Four steps of one row a thread, of any length, alignment and stride; all loads are on their way before the first is used. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row), b32 = kr_divide(row, p.rows);
   if (b32 >= p.B) return;
-  const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * E;
-  const int64_t at = b * p.x.b + d * p.x.row + t * p.x.t;
-  float now[8], before[4], w[4], y[8];
-  load_taps(p, d, w); /* first: nothing waits for them later */
-  const float bias = load_bias(p, d);
-  read_pack(p.x, KR_DTYPE, at, p.L - t, now);
-  read_before(p, b, d, t, before);
+  const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * 4, at = b * p.x.b + d * p.x.row + t * p.x.t, to = b * p.out.b + d * p.out.row + t * p.out.t;
+  const int left = (int)min64(4, p.L - t);
+  quad now = no_quad(), before = no_quad();
+  uint32_t one[7];
+  float x[7], w[4], y[4];
+  if (p.quads) {
+    now = load_quad(p.x, at);
+    if (t > 0) before = load_quad(p.x, at - 4);
+  } else {
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    float sum = bias;
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum = kr_fma(w[j], k - 3 + j >= 0 ? now[k - 3 + j < 0 ? 0 : k - 3 + j] : before[k + j + 1 > 3 ? 3 : k + j + 1], sum);
-    y[k] = sum;
+    for (int k = 0; k < 7; k++) {
+      one[k] = 0;
+      if ((k < 3 ? t > 0 : k - 3 < left) && E == 4) one[k] = ((const uint32_t *)p.x.data)[at + (k - 3) * p.x.t];
+      else if (k < 3 ? t > 0 : k - 3 < left) one[k] = ((const uint16_t *)p.x.data)[at + (k - 3) * p.x.t];
+    }
   }
-  activate(p, y);
-  write_pack(p.out, KR_DTYPE, b * p.out.b + d * p.out.row + t * p.out.t, min64(E, p.L - t), y);
+  load_taps(p, d, w);
+  const float bias = load_bias(p, d);
+#pragma unroll
+  for (int k = 0; k < 7; k++) x[k] = p.quads ? quad_at(k < 3 ? before : now, (k + 1) & 3) : E == 4 ? kr_bits_to_float(one[k]) : kr_unpack(one[k], 0, KR_DTYPE);
+  if (p.initial.data && t == 0) {
+#pragma unroll
+    for (int k = 0; k < 3; k++) x[k] = k >= 4 - p.W ? input_at(p, b, d, k - 3) : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    y[k] = kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias))));
+    if (p.silu) y[k] = kr_silu(y[k]);
+  }
+  if (p.quads) return store_quad(quad_pointer(p.out, to), y);
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    if (k < left) kr_store(p.out.data, to + k * p.out.t, KR_DTYPE, y[k]);
 }
 
 typedef struct whole_pack {
@@ -42,12 +60,11 @@ typedef struct whole_pack {
   float w[4], bias;
 } whole_pack;
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) {
-  enum { N_PACKS = KR_CONV_BYTES / 16 };
-  whole_pack packs[N_PACKS];
-  const uint32_t first = (uint32_t)kr_block_x() * (N_PACKS * KR_CONV_THREADS) + kr_thread(), n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
+KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
+  whole_pack packs[2];
+  const uint32_t first = (uint32_t)kr_block_x() * (n_packs * KR_CONV_THREADS) + kr_thread(), n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
 #pragma unroll
-  for (int k = 0; k < N_PACKS; k++) {
+  for (int k = 0; k < n_packs; k++) {
     const uint32_t i = first + k * KR_CONV_THREADS, row = kr_divide(i, p.packs_per_row), b = kr_divide(row, p.rows);
     packs[k].b = b, packs[k].d = row - b * p.rows.by, packs[k].t = (int64_t)(i - row * p.packs_per_row.by) * E;
     const int64_t at = packs[k].b * p.x.b + packs[k].d * p.x.row + packs[k].t;
@@ -58,7 +75,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p)
     if (E == 4) load_taps(p, packs[k].d, packs[k].w), packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types would rather have more warps */
   }
 #pragma unroll
-  for (int k = 0; k < N_PACKS; k++) {
+  for (int k = 0; k < n_packs; k++) {
     whole_pack &pack = packs[k];
     float x[12], y[8];
     if (first + k * KR_CONV_THREADS >= n) return;
@@ -71,6 +88,26 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p)
     for (int j = 0; j < 8; j++) y[j] = kr_fma(pack.w[3], x[j + 4], kr_fma(pack.w[2], x[j + 3], kr_fma(pack.w[1], x[j + 2], kr_fma(pack.w[0], x[j + 1], pack.bias))));
     activate(p, y);
     write_pack(p.out, KR_DTYPE, pack.b * p.out.b + pack.d * p.out.row + pack.t, E, y);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) { whole_packs(p, 2); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_plan p) { whole_packs(p, 1); }
+
+/* Two steps of four channels, of which n are there. The pointer moves on. */
+KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4], int n, char *&to) {
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+    float y[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
+    if (p.silu) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
+    }
+    if (s < n) store_quad(to, y);
+    to += p.out_step;
+    kr_one_pointer(to);
   }
 }
 
@@ -98,22 +135,53 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
     for (int h = 0; h < 2; h++) {
       take_steps(ahead[h], x);
       fetch_steps(from, p.x_step, left - 2 * h - 4, ahead[h]);
-#pragma unroll
-      for (int s = 0; s < 2; s++) {
-        float y[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
-        if (p.silu) {
-#pragma unroll
-          for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
-        }
-        if (2 * h + s < left) store_quad(to, y);
-        to += p.out_step;
-        kr_one_pointer(to);
-      }
+      write_steps(p, w, bias, x, left - 2 * h, to);
     }
   }
 }
+
+#if KR_TIER >= 80 || defined(KR_EMULATE)
+/* The same for 16-bit types: all inputs of the run are on their way, past the registers, before the first is used. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan p) {
+  enum { GROUPS = KR_CONV_RUN / 4 }; /* of four steps; the three steps before the run are the first */
+  KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_THREADS];
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  if (E == 4 || b >= p.B) return;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN;
+  const int n = (int)min64(p.L - t0, KR_CONV_RUN);
+  const char *const from = quad_pointer(p.x, b * p.x.b + d + t0 * p.x.t);
+  char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
+  quad *const mine = &steps[0][kr_thread()];
+  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+#pragma unroll 1
+  for (int s = 0; s < KR_CONV_RUN + 3; s++) {
+    const int exists = t0 + s >= 3 && s - 3 < n;
+    kr_copy_or_zero<8>(&mine[s * KR_CONV_THREADS], exists ? from + (s - 3) * p.x_step : (const char *)p.x.data, exists);
+    if (s % 4 == 2) kr_commit_copies();
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    load_taps(p, d + k, w[k]);
+    bias[k] = load_bias(p, d + k);
+  }
+  kr_copied<GROUPS>();
+#pragma unroll
+  for (int s = 0; s < 3; s++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) x[s + 2][k] = quad_at(mine[s * KR_CONV_THREADS], k);
+#pragma unroll 1
+  for (int t = 0; t < n; t += 4) {
+    kr_copied<GROUPS - 1>();
+    kr_commit_copies(); /* an empty group for the one that has come */
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const quad q[2] = {mine[(t + 2 * h + 3) * KR_CONV_THREADS], mine[(t + 2 * h + 4) * KR_CONV_THREADS]};
+      take_steps(q, x);
+      write_steps(p, w, bias, x, n - t - 2 * h, to);
+    }
+  }
+}
+#endif
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
   KR_SHARED float window[KR_CONV_MOST_TAPS + KR_CONV_WALK];

@@ -3,6 +3,7 @@
  *                      weights' gradient, which the block then adds up in a fixed order
  *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are computed twice
  *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row
+ *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the registers
  *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
  *   kr_conv_bwd_sum   adds the parts of a channel
@@ -230,6 +231,33 @@ KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char 
   for (int k = 0; k < 3; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
 }
 
+/* A lane's pack: dx from x, the steps before, g, and the gradient of the pack after, of which lane 31 has the first steps in `carry`. */
+KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias, float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
+  const int lane = kr_thread();
+  float x[E + 3], g[E + 3];
+#pragma unroll
+  for (int k = 0; k < 3; k++) x[k] = quad_at(left, k + 1);
+#pragma unroll
+  for (int k = 0; k < E; k++) x[k + 3] = pack_at(now.x, k, KR_DTYPE), g[k] = pack_at(now.g, k, KR_DTYPE);
+  if (p.silu) {
+#pragma unroll
+    for (int k = 0; k < E; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+  }
+#pragma unroll
+  for (int k = 0; k < 3; k++) {
+    const float right = kr_shuffle_from(g[k], (lane + 1) & 31);
+    g[E + k] = lane == 31 ? carry[k] : right;
+    carry[k] = right;
+  }
+#pragma unroll
+  for (int k = 0; k < E; k++) {
+    dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
+    sums[4] += g[k];
+  }
+}
+
 /* Long rows of whole packs: a warp, which is a block, walks back along a run of a row, 32 packs at a time, and has the next ones on their
  * way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is read or computed twice. */
 KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_plan p) {
@@ -254,34 +282,102 @@ KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_pl
       const lane_packs now = next;
       next = FAR ? after : load_lane(x_row, g_row, q - 32, first, n);
       if (FAR) after = load_lane(x_row, g_row, q - 64, first, n);
-      float x[E + 3], g[E + 3], dx[E];
+      float dx[E];
       const quad left = pass_tail(lane == 31 ? next.x : now.x);
-#pragma unroll
-      for (int k = 0; k < 3; k++) x[k] = quad_at(left, k + 1);
-#pragma unroll
-      for (int k = 0; k < E; k++) x[k + 3] = pack_at(now.x, k, KR_DTYPE), g[k] = pack_at(now.g, k, KR_DTYPE);
-      if (p.silu) {
-#pragma unroll
-        for (int k = 0; k < E; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
-      }
-#pragma unroll
-      for (int k = 0; k < 3; k++) {
-        const float right = kr_shuffle_from(g[k], (lane + 1) & 31);
-        g[E + k] = lane == 31 ? carry[k] : right;
-        carry[k] = right;
-      }
-#pragma unroll
-      for (int k = 0; k < E; k++) {
-        dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
-#pragma unroll
-        for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
-        sums[4] += g[k];
-      }
+      walk_packs(p, now, left, w, bias, carry, sums, dx);
       if (p.dx.data && q < end) *(kr_raw16 *)(dx_row + (int64_t)q * 16) = stored(dx);
     }
   }
   keep_parts_of_warp(p, d, part, sums);
 }
+
+#if KR_TIER >= 80 || defined(KR_EMULATE)
+/* Where a warp is on its way back along runs of rows: at 32 packs from pack c on, of which this lane's is at x and g; below `first` it is at its end. */
+typedef struct walk {
+  const char *x, *g;
+  int task, c, first; /* task: row and run */
+} walk;
+
+KR_DEV int n_tasks_of(const kr_conv_plan &p) { return (int)(p.B * p.runs.by); }
+
+KR_DEV walk begin_run(const kr_conv_plan &p, int64_t d, int task) {
+  const uint32_t b = kr_divide((uint32_t)task, p.runs), run = (uint32_t)task - b * p.runs.by;
+  const int n = (int)p.packs_per_row.by, first = (int)run * (int)p.run_packs, end = first + (int)p.run_packs, c = first + ((end < n ? end : n) - 1 - first) / 32 * 32;
+  const int64_t at = (int64_t)(c + kr_thread()) * 16;
+  return walk{(const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E) + at, (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E) + at, task, c, first};
+}
+
+KR_DEV void next_packs(const kr_conv_plan &p, int64_t d, walk &w) {
+  w.c -= 32, w.x -= 512, w.g -= 512;
+  if (w.c < w.first && w.task + p.n_parts < n_tasks_of(p)) w = begin_run(p, d, w.task + p.n_parts);
+}
+
+/* The packs that are on their way, past the ends of runs. A lane reads only what it copied itself, so no barrier is needed. */
+enum { AHEAD = 3, SLOTS = AHEAD + 1 /* what was taken last is overwritten first */ };
+typedef struct slot {
+  kr_raw16 x[32], g[32], left; /* left: the pack before lane 0's */
+} slot;
+
+KR_DEV void fetch_packs(const kr_conv_plan &p, int64_t d, walk &far, slot *ring, uint32_t &put) {
+  slot &to = ring[put];
+  if (far.c >= far.first) {
+    const int lane = kr_thread(), exists = far.c + lane < (int)p.packs_per_row.by;
+    kr_copy_or_zero<16>(&to.x[lane], far.x, exists);
+    kr_copy_or_zero<16>(&to.g[lane], far.g, exists);
+    if (lane == 0) kr_copy_or_zero<16>(&to.left, far.x - 16, far.c > 0);
+    next_packs(p, d, far);
+  }
+  kr_commit_copies();
+  put = (put + 1) % SLOTS;
+}
+
+/* The last steps before a lane's pack: of the lane before, or of `left`. */
+KR_DEV quad steps_before(const kr_raw16 &x, const kr_raw16 &left) {
+  const int lane = kr_thread();
+  quad tail = no_quad();
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const uint32_t word = kr_float_to_bits(kr_shuffle_from(kr_bits_to_float(x.w[k + 2]), (lane + 31) & 31));
+    tail.w[k] = lane ? word : left.w[k + 2];
+  }
+  return tail;
+}
+
+KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
+  KR_SHARED slot ring[SLOTS];
+  const int lane = kr_thread(), n = (int)p.packs_per_row.by, n_tasks = n_tasks_of(p), part = kr_block_x() % p.n_parts;
+  const int64_t d = kr_block_x() / p.n_parts;
+  float w[4], sums[5] = {0, 0, 0, 0, 0};
+  uint32_t put = 0;
+  if (E == 4) return;
+  walk far = begin_run(p, d, part);
+#pragma unroll 1
+  for (int k = 0; k < AHEAD; k++) fetch_packs(p, d, far, ring, put);
+  load_taps(p, d, w);
+  const float bias = load_bias(p, d);
+  for (int task = part; task < n_tasks; task += p.n_parts) {
+    const walk at = begin_run(p, d, task);
+    const uint32_t b = kr_divide((uint32_t)task, p.runs);
+    const int end = at.first + (int)p.run_packs < n ? at.first + (int)p.run_packs : n;
+    int64_t to = (b * p.dx.b + d * p.dx.row) * (16 / E) + (int64_t)(at.c + lane) * 16;
+    float carry[3];
+    gradient_after(p, (const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E), (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E), end, n, w, bias, carry);
+#pragma unroll 1
+    for (int q = at.c + lane; q >= at.first; q -= 32, to -= 512) {
+      const slot &taken = ring[(put + 1) % SLOTS];
+      kr_copied<AHEAD - 1>();
+      const lane_packs now = {taken.x[lane], taken.g[lane]};
+      const kr_raw16 before = taken.left;
+      fetch_packs(p, d, far, ring, put);
+      float dx[E];
+      const quad left = steps_before(now.x, before);
+      walk_packs(p, now, left, w, bias, carry, sums, dx);
+      if (p.dx.data && q < end) *(kr_raw16 *)((char *)p.dx.data + to) = stored(dx);
+    }
+  }
+  keep_parts_of_warp(p, d, part, sums);
+}
+#endif
 
 /* Step t of a run of `own` and three more, which lies s after the three steps before. */
 KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own, const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {

@@ -3,10 +3,10 @@
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
-static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long");
+static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long"), far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_far");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
-enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096 }; /* packs and steps: of a run */
+enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096, FAR_PACKS = 128 }; /* packs and steps: of a run; FAR_PACKS: of a warp */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -82,7 +82,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.run_steps = run_steps_of(a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
-  const kr_kernel *kernel = last ? last_kernel : walk ? long_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
+  const int far = walk && tier == KRAIT_CAP_CUDA_AMPERE && p.x.dtype != KRAIT_F32 && p.B * p.runs.by * p.run_packs >= (int64_t)FAR_PACKS * p.n_parts;
+  const kr_kernel *kernel = last ? last_kernel : far ? far_kernel : walk ? long_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
   kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
   if (walk) grid.block = 32;
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};

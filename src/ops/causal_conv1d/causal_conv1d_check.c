@@ -11,7 +11,7 @@ static int choose_sizes(kr_case *c, kr_conv_case *s, int64_t index) {
   const int is_long = index % 8 == 7, is_wide = index % 16 == 3;
   c->contiguous = is_long;
   *s->B = kr_case_int(c, 1, 3);
-  *s->D = is_long ? kr_case_int(c, 1, 5) : is_wide ? kr_case_pick(c, 4, wide) : kr_case_edge(c, 70);
+  *s->D = is_long ? (index % 16 == 15 ? 24 : kr_case_int(c, 1, 5)) : is_wide ? kr_case_pick(c, 4, wide) : kr_case_edge(c, 70);
   *s->L = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, is_wide ? 12 : 300);
   *s->W = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
   return is_long;

@@ -1,17 +1,24 @@
 /* causal_conv1d_cuda.c: which kernel takes a convolution, forward and backward, and its launch. */
 #include "conv_host.h"
 
-static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last");
-static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole");
+static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last"), last_far_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_far");
+static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole"), whole_1_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole_1");
 static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
-enum { RUN_STEPS = 16 }; /* channels innermost: of a thread */
+enum { SHORT_BLOCKS = 16 }; /* of a multiprocessor, up to which threads rather make one pack than two */
+
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 /* Four channels at a time: the channel-last layout, W up to 4, no states and no packed sequences. */
 static int channels_innermost(const kr_conv_plan *p) {
   return p->W <= KR_CONV_TAPS && !p->seq_idx && !p->initial.data && p->D % 4 == 0 && kr_conv_quads(&p->x) && kr_conv_quads(&p->out);
+}
+
+/* Four steps are one aligned access. */
+static int steps_by_fours(const kr_rows *v) {
+  const uintptr_t bytes = v->dtype == KRAIT_F32 ? 16 : 8;
+  return v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % bytes == 0;
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -26,23 +33,27 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, tier, &final_kernel[p.x.dtype], &few, &p, sizeof p));
   }
-  if (a->out.data == a->x.data || p.W > KR_CONV_TAPS || p.seq_idx || p.B * p.D * (p.L / per_pack + 1) >= 1ll << 31) {
+  if (a->out.data == a->x.data || p.W > KR_CONV_TAPS || p.seq_idx || p.B * p.D * (p.L / 4 + 1) >= 1ll << 31) {
     grid.x = (uint32_t)(p.B * p.D), grid.block = KR_CONV_WALK;
     return kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
   if (channels_innermost(&p)) {
     p.packs_per_row = kr_divisor_of(p.D / 4);
-    p.run_steps = RUN_STEPS, p.x_step = kr_conv_step(&p.x), p.out_step = kr_conv_step(&p.out);
-    p.runs = kr_divisor_of((p.L + RUN_STEPS - 1) / RUN_STEPS);
+    p.run_steps = KR_CONV_RUN, p.x_step = kr_conv_step(&p.x), p.out_step = kr_conv_step(&p.out);
+    p.runs = kr_divisor_of((p.L + KR_CONV_RUN - 1) / KR_CONV_RUN);
     grid.x = blocks_of(p.B * p.runs.by * p.packs_per_row.by, KR_CONV_THREADS);
-    return kr_cuda_launch(ctx->cuda, tier, &last_kernel[p.x.dtype], &grid, &p, sizeof p);
+    return kr_cuda_launch(ctx->cuda, tier, tier == KRAIT_CAP_CUDA_AMPERE && p.x.dtype != KRAIT_F32 ? &last_far_kernel[p.x.dtype] : &last_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
-  p.packs_per_row = kr_divisor_of((p.L + per_pack - 1) / per_pack);
   p.rows = kr_divisor_of(p.D);
   if (p.x.packs && p.out.packs && p.L % per_pack == 0 && !p.initial.data) {
-    grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_BYTES / 16 * KR_CONV_THREADS);
+    p.packs_per_row = kr_divisor_of(p.L / per_pack);
+    grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_THREADS);
+    if (grid.x <= SHORT_BLOCKS * (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors) return kr_cuda_launch(ctx->cuda, tier, &whole_1_kernel[p.x.dtype], &grid, &p, sizeof p);
+    grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, 2 * KR_CONV_THREADS);
     return kr_cuda_launch(ctx->cuda, tier, &whole_kernel[p.x.dtype], &grid, &p, sizeof p);
   }
+  p.packs_per_row = kr_divisor_of((p.L + 3) / 4);
+  p.quads = p.L % 4 == 0 && steps_by_fours(&p.x) && steps_by_fours(&p.out);
   grid.x = blocks_of(p.B * p.D * p.packs_per_row.by, KR_CONV_THREADS);
   return kr_cuda_launch(ctx->cuda, tier, &rows_kernel[p.x.dtype], &grid, &p, sizeof p);
 }

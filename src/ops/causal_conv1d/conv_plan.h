@@ -5,7 +5,7 @@
 
 #include "rows.h"
 
-enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_FEW_PARTS = 16, KR_CONV_BYTES = 32 /* of a row, for each thread */ };
+enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_FEW_PARTS = 16, KR_CONV_RUN = 16 /* forward, channels innermost: steps of a thread */ };
 
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;
@@ -15,6 +15,7 @@ typedef struct kr_conv_plan {
   int32_t run_steps;          /* of such a run, a multiple of 4 */
   int32_t taps_packed;        /* weight is (D,4) float32, 16-byte aligned */
   int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */
+  int32_t quads, reserved;    /* quads: four steps of x and out are one aligned access */
   kr_rows x, out, dout, dx;
   kr_rows initial, final, dinitial, dfinal; /* (batch, row, W-1) */
   const void *weight, *bias;

@@ -8,14 +8,16 @@
 #include "conv_state_plan.h"
 
 typedef struct channel {
-  int64_t b, d, row; /* row: of conv_state; negative: out is 0, nothing is written */
+  int64_t b, d, row; /* row: of conv_state; -1: out is 0, nothing is written */
   int exists;
 } channel;
 
 KR_DEV channel channel_of(const kr_conv_update_plan &p, uint32_t i) {
   const uint32_t b = kr_divide(i, p.D);
   channel c = {b, i - b * p.D.by, b, b < p.a.B};
-  if (c.exists && p.a.conv_state_indices.data) c.row = ((const int32_t *)p.a.conv_state_indices.data)[c.b * p.a.conv_state_indices.stride[0]];
+  if (!c.exists || !p.a.conv_state_indices.data) return c;
+  c.row = ((const int32_t *)p.a.conv_state_indices.data)[c.b * p.a.conv_state_indices.stride[0]];
+  if (c.row < 0 || c.row >= p.a.n_states) c.row = -1; /* the host could not look */
   return c;
 }
 

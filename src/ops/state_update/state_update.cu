@@ -56,6 +56,7 @@ KR_DEV place here(const kr_update_plan &p) {
   at.c = i - row * p.P.by, at.h = row - b * p.H.by, at.b = b;
   const int64_t g = kr_divide((uint32_t)at.h, p.heads_per_group);
   at.row = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[at.b * a.state_batch_indices.stride[0]] : at.b;
+  if (at.row >= a.n_states) at.row = -1; /* the host could not look */
   at.live = at.exists && at.row >= 0;
   at.s0 = at.row * a.state.stride[0] + at.h * a.state.stride[1] + at.c * a.state.stride[2];
   at.A0 = at3(a.A, at.h, at.c, 0), at.B0 = at3(a.Bmat, at.b, g, 0), at.C0 = at3(a.Cmat, at.b, g, 0);

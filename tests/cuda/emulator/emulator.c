@@ -24,7 +24,7 @@ enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTE
 enum { MAX_COPIES = 128, N_BARRIERS = 16 };
 enum { DONE, READY, AT_BARRIER, AT_WARP };
 
-/* An asynchronous copy of 16 bytes that has not arrived. */
+/* An asynchronous copy that has not arrived. */
 typedef struct copy {
   void *to;
   unsigned char bytes[16];
@@ -172,7 +172,8 @@ void kr_emulated_copy(void *to, const void *from, int n_bytes) {
   copy *c = &running->copies[running->n_copies];
   if (running->n_copies == MAX_COPIES) fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
   c->to = to, c->group = running->n_groups, c->n_bytes = n_bytes;
-  memcpy(c->bytes, from, (size_t)n_bytes);
+  memset(c->bytes, 0, sizeof c->bytes);
+  if (from) memcpy(c->bytes, from, (size_t)n_bytes);
   memset(to, 0xfb, (size_t)n_bytes);
   running->n_copies++;
 }

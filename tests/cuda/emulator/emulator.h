@@ -18,7 +18,7 @@ extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
 
 void kr_emulated_sync(void);
 void kr_emulated_sync_warp(void);
-void kr_emulated_copy(void *to, const void *from, int n_bytes); /* garbage until the thread waits for it */
+void kr_emulated_copy(void *to, const void *from, int n_bytes); /* up to 16, zeros from NULL; garbage until the thread waits for it */
 void kr_emulated_commit_copies(void);
 void kr_emulated_await_copies(unsigned n_under_way);
 float kr_emulated_shuffle(float v, int other); /* the value of another thread of the warp */
@@ -71,6 +71,8 @@ KR_DEV void kr_sync(void) { kr_emulated_sync(); }
 KR_DEV void kr_sync_warp(void) { kr_emulated_sync_warp(); }
 KR_DEV void kr_copy16(void *shared, const void *from) { kr_emulated_copy(shared, from, 16); }
 KR_DEV void kr_copy4(void *shared, const void *from) { kr_emulated_copy(shared, from, 4); }
+template <int BYTES>
+KR_DEV void kr_copy_or_zero(void *shared, const void *from, int exists) { kr_emulated_copy(shared, exists ? from : nullptr, BYTES); }
 KR_DEV void kr_commit_copies(void) { kr_emulated_commit_copies(); }
 template <int N>
 KR_DEV void kr_copied(void) { kr_emulated_await_copies(N); }
