@@ -5,6 +5,7 @@
 #include <sndfile.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../folder.h"
@@ -274,6 +275,24 @@ static void silence_stays_silent_without_the_model(void **state) {
   free(y);
 }
 
+static void length_without_reading(void **state) {
+  (void)state;
+  double audio_s = -1;
+  name_files("a.wav", "pipe");
+  free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000, 2, 6000, 0.1));
+  assert_int_equal(krait_audio_length(in_path, &audio_s), KRAIT_OK);
+  assert_true(audio_s == 1.5); /* both channels */
+  assert_int_equal(krait_audio_length("-", &audio_s), KRAIT_OK);
+  assert_true(isinf(audio_s));
+  assert_int_equal(mkfifo(out_path, 0600), 0); /* nobody writes: opening it would take what is another's, or wait */
+  assert_int_equal(krait_audio_length(out_path, &audio_s), KRAIT_OK);
+  assert_true(isinf(audio_s));
+  assert_int_equal(krait_audio_length(folder, &audio_s), KRAIT_ERR_FILE_OPEN);
+  assert_true(audio_s == 0);
+  assert_int_equal(krait_audio_length(NULL, &audio_s), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_audio_length(in_path, NULL), KRAIT_ERR_ARGUMENT);
+}
+
 static void samples_in_place(void **state) {
   (void)state;
   static float x[30000], want[30000];
@@ -298,6 +317,7 @@ int main(void) {
       cmocka_unit_test_teardown(stopping_and_failing_leave_nothing, clean_folder),
       cmocka_unit_test_teardown(running_out_of_memory_leaves_nothing, clean_folder),
       cmocka_unit_test_teardown(silence_stays_silent_without_the_model, clean_folder),
+      cmocka_unit_test_teardown(length_without_reading, clean_folder),
       cmocka_unit_test(samples_in_place),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
