@@ -81,3 +81,28 @@ def test_scan(device, complex_A, has_z):
         refs.close(got, twin.grad, (1e-3, 1e-3))
     if has_z:
         refs.close(grads[8], want, (1e-4, 1e-4))
+
+
+def test_functions_by_class_name(device):
+    """Code that calls the apply of upstream's autograd functions gets the same numbers and gradients."""
+    from causal_conv1d import causal_conv1d_interface as conv
+    from mamba_ssm.ops import selective_scan_interface as scan
+    from mamba_ssm.ops.triton import layer_norm, layernorm
+    x, delta, z = (torch.randn(2, 8, 9, device=device, requires_grad=True) for _ in range(3))
+    A, B, C = -torch.rand(8, 4, device=device), torch.randn(2, 4, 9, device=device), torch.randn(2, 4, 9, device=device)
+    weight, bias, rows = torch.randn(8, 4, device=device), torch.randn(8, device=device), torch.randn(6, 8, device=device)
+    xz = torch.randn(2, 16, 9, device=device)
+    inner = (weight[:, None], bias, torch.randn(9, 8, device=device), torch.randn(8, 1, device=device))
+    last = (torch.randn(5, 8, device=device), None)
+    pairs = [(conv.CausalConv1dFn, conv.causal_conv1d_fn, (x, weight, bias, None, None, False, None, "silu")),
+             (scan.SelectiveScanFn, scan.selective_scan_fn, (x, delta, A, B, C, bias, z, bias, True, False)),
+             (scan.MambaInnerFn, scan.mamba_inner_fn, (xz, *inner, *last, A, None, None, bias, bias)),
+             (scan.MambaInnerFnNoOutProj, scan.mamba_inner_fn_no_out_proj, (xz, *inner, A, None, None, bias, bias)),
+             (scan.BiMambaInnerFn, scan.bimamba_inner_fn, (xz, *inner, *last, A, 2 * A, None, None, bias, bias)),
+             (layer_norm.LayerNormFn, layer_norm.layer_norm_fn, (rows, bias, bias)),
+             (layer_norm.LayerNormLinearFn, layer_norm.layer_norm_linear_fn, (rows, bias, bias, weight.T, None)),
+             (layernorm.LayerNormFn, layernorm.layer_norm_fn, (rows, bias, bias))]
+    for by_class, function, args in pairs:
+        assert torch.equal(by_class.apply(*args), function(*args)), by_class
+    scan.SelectiveScanFn.apply(x, delta, A, B, C, None, z, None, True).sum().backward()
+    assert all(v.grad is not None and v.grad.abs().sum() > 0 for v in (x, delta, z))

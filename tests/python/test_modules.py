@@ -189,8 +189,10 @@ def test_blocks(device, fused, norm, block):
 
 
 def test_unfinished_names_say_so():
+    from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-    for call in (lambda: Mamba2(64), lambda: Mamba3(64), lambda: mamba_chunk_scan_combined()):
+    from mamba_ssm.ops.triton.ssd_state_passing import state_passing
+    for call in (lambda: Mamba2(64), lambda: Mamba3(64), mamba_chunk_scan_combined, chunk_scan, state_passing):
         with pytest.raises(NotImplementedError, match="krait has no"):
             call()
 

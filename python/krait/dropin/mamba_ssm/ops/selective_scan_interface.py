@@ -103,3 +103,20 @@ def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_we
         C = _projected(rows[:, -n:], shape, C_proj_bias, c_rms_weight, b_c_dt_rms_eps, A.is_complex())
     y = selective_scan_fn(x, delta, A, B, C, D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus)
     return F.linear(y.transpose(1, 2).reshape(-1, d), out_proj_weight, out_proj_bias).view(b, length, -1)
+
+
+# Upstream's autograd functions by name, for code that calls their apply.
+class SelectiveScanFn:
+    apply = staticmethod(selective_scan_fn)
+
+
+class MambaInnerFn:
+    apply = staticmethod(mamba_inner_fn)
+
+
+class MambaInnerFnNoOutProj:
+    apply = staticmethod(mamba_inner_fn_no_out_proj)
+
+
+class BiMambaInnerFn:
+    apply = staticmethod(bimamba_inner_fn)

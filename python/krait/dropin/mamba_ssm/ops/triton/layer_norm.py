@@ -87,3 +87,12 @@ class RMSNorm(torch.nn.Module):
         return rms_norm_fn(x, self.weight, self.bias, residual=residual, eps=self.eps,
                            dropout_p=self.drop.p if self.drop is not None and self.training else 0.0, prenorm=prenorm,
                            residual_in_fp32=residual_in_fp32)
+
+
+# Upstream's autograd functions by name, for code that calls their apply.
+class LayerNormFn:
+    apply = staticmethod(layer_norm_fn)
+
+
+class LayerNormLinearFn:
+    apply = staticmethod(layer_norm_linear_fn)

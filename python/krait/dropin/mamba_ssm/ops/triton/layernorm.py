@@ -21,3 +21,7 @@ def layer_norm_ref(x, weight, bias, residual=None, eps=1e-6, prenorm=False, upca
 
 def rms_norm_ref(x, weight, bias, residual=None, eps=1e-6, prenorm=False, upcast=False):
     return _new.rms_norm_ref(x, weight, bias, residual, eps=eps, prenorm=prenorm, upcast=upcast)
+
+
+class LayerNormFn:
+    apply = staticmethod(layer_norm_fn)
