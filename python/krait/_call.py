@@ -315,7 +315,7 @@ def signer(n_tensors):
     """-> signature(tensors, options): what a packed call depends on, and whether it needs a node in the graph. Without a loop, whose
     steps cost as much as what they look at."""
     names = ["t%d" % i for i in range(n_tensors)]
-    parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.device, {0}.requires_grad, {0}.is_neg())".format(name) for name in names]
+    parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.is_cpu or {0}.device, {0}.requires_grad, {0}.is_neg())".format(name) for name in names]
     values = {}
     exec("def signature(tensors, options):\n    %s, = tensors\n    return (%s, *options)\n" % (", ".join(names), ", ".join(parts)), values)
     return values["signature"]
