@@ -125,17 +125,34 @@ def test_upstream_sizes(device):
 
 
 @pytest.mark.parametrize("complex_A", [False, True])
-def test_upstream_inputs(device, composed, complex_A):
-    """As upstream draws them, with products that are not scaled: sums of 1e8 cancel, and only the same order of operations, which the chain on a
-    GPU and the reference share, gives what cancels alike."""
+@pytest.mark.parametrize("constant", ["", "B", "C", "BC"])
+def test_upstream_inputs(device, constant, complex_A):
+    """As upstream draws them, with products that are not scaled: sums of 1e8 cancel, and only the same order of operations, which the function
+    and its reference share, gives what cancels alike."""
     wide, kind = (16, torch.complex64) if complex_A else (8, torch.float32)
 
-    def draw(*shape):
-        return torch.randn(*shape, device=device)
-    want, got = [function(draw(2, 1536, 128), draw(768, 1, 3), draw(768), draw(48 + 2 * wide, 768), draw(768, 48), draw(384, 768), None,
-                          -0.5 * torch.rand(768, 8, device=device, dtype=kind), None, None, draw(768), delta_bias=0.5 * torch.rand(768, device=device))
+    def draw(*shape, kind=torch.float32):
+        return torch.randn(*shape, device=device, dtype=kind)
+
+    def matrix(name):
+        return draw(768, 8, kind=kind) if name in constant else None
+    want, got = [function(draw(2, 1536, 128), draw(768, 1, 3), draw(768), draw(48 + (2 - len(constant)) * wide, 768), draw(768, 48), draw(384, 768), None,
+                          -0.5 * torch.rand(768, 8, device=device, dtype=kind), matrix("B"), matrix("C"), draw(768), delta_bias=0.5 * torch.rand(768, device=device))
                  for function in (mamba_inner_ref, mamba_inner_fn) if torch.manual_seed(0)]
     torch.testing.assert_close(got, want, rtol=6e-4, atol=2e-3)
+
+
+def test_reference_gradients(device):
+    """Through its products, whose order is the operators'."""
+    t, _ = make(device)
+    twins = dict(zip(t, refs.doubles(*t.values())))
+    out, want = mamba_inner_ref(**t), refs.mamba_inner(*twins.values())
+    dout = torch.randn_like(out)
+    out.backward(dout)
+    want.backward(dout.cpu().double())
+    for name, tensor in t.items():
+        if tensor is not None:
+            refs.close(tensor.grad, twins[name].grad, (2e-3, 5e-3))
 
 
 def test_bimamba(device):

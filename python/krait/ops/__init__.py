@@ -3,8 +3,9 @@
 from .causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_varlen_states
 from .mamba_inner import bimamba_inner, mamba_inner
 from .norms import add_norm, gated_norm
+from .product import product
 from .selective_scan import selective_scan
 from .state_update import state_update
 
 __all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "state_update",
-           "add_norm", "gated_norm", "mamba_inner", "bimamba_inner"]
+           "add_norm", "gated_norm", "mamba_inner", "bimamba_inner", "product"]

@@ -10,7 +10,6 @@ Tensors (B, D, L) may be stored token after token (channel-last) or channel afte
 from typing import List, NamedTuple, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
@@ -417,7 +416,8 @@ def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
     if is_traced():
         xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
         _check(xz, w)
-        return _projected(_one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0], out_proj, out_bias)
+        y = _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0]
+        return y if out_proj is None else _project(y, out_proj, out_bias)
     signed = (*options, keep, dtype)
     call = _INNER.known.get(_signature(tensors, signed))
     if call is None:
@@ -427,11 +427,7 @@ def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
     if call.note is _compose:
         return _compose(call, tensors, _Options(softplus, keep, eps, reverse), out_proj, out_bias)
     y = _apply_one_call(call, *tensors, *options) if call.has_gradients and is_grad_enabled() else _run_one_call(call, tensors, options)
-    return y if out_proj is None else _projected(y, out_proj, out_bias)
-
-
-def _projected(y, out_proj, out_bias):
-    return y if out_proj is None else F.linear(y.transpose(1, 2), out_proj, out_bias)
+    return y if out_proj is None else _project(y, out_proj, out_bias)
 
 
 def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn
-from krait.ops import bimamba_inner, mamba_inner, selective_scan
+from krait.ops import bimamba_inner, mamba_inner, product, selective_scan
 
 
 def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, *,
@@ -87,14 +87,17 @@ def _projected(rows, shape, bias, norm_weight, eps, is_complex):
 def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
                     C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1,
                     b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6):
-    """The chain of mamba_inner_fn as separate calls; only the scan and the convolution are krait's. Products are taken as upstream
-    takes them, delta channel after channel, so that a GPU gives the same sums where they cancel."""
+    """The chain of mamba_inner_fn as separate calls. Its products are taken in the order in which mamba_inner_fn takes them, on a GPU upstream's,
+    delta channel after channel, so that both give the same where sums cancel."""
     x, z = xz.chunk(2, dim=1)
     x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     b, d, length = shape = x.shape
-    rows = F.linear(x.transpose(1, 2).reshape(-1, d), x_proj_weight)
+    rows = product(x.transpose(1, 2).reshape(-1, d), x_proj_weight)
     rank, n = delta_proj_weight.shape[1], A.shape[-1] * (2 if A.is_complex() else 1)
-    delta = (delta_proj_weight @ rows[:, :rank].t()).view(d, b, length).transpose(0, 1)
+    if x.is_cpu:
+        delta = product(rows[:, :rank], delta_proj_weight).view(b, length, d).transpose(1, 2)
+    else:
+        delta = (delta_proj_weight @ rows[:, :rank].t()).view(d, b, length).transpose(0, 1)
     if dt_rms_weight is not None:
         delta = _projected(delta.transpose(1, 2).reshape(-1, d), shape, None, dt_rms_weight, b_c_dt_rms_eps, False)
     if B is None:
