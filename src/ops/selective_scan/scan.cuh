@@ -192,4 +192,29 @@ KR_DEV void reduce_rest(kr_float4 &y, int T) {
   }
 }
 
+/* One thread per (batch, channel, state): chunk ends from zero become chunk starts. */
+KR_DEV void walk_forward(const kr_scan_plan &p) {
+  int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
+  if (i >= p.B * p.D * p.N_padded) return;
+  int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;
+  float A = n < p.N ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
+  float x = n < p.N && p.initial.data ? p.initial.data[b * p.initial.b + d * p.initial.d + n * p.initial.n] : 0.0f;
+  float *state = p.chunk_state + (b * p.n_chunks * p.D + d) * p.N_padded + n;
+  const float *dt = p.chunk_dt + b * p.n_chunks * p.D + d;
+  for (int c = 0; c < p.n_chunks; c += 8) {
+    float end[8], decay[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) { /* all reads first: the chain below then waits for none of them */
+      int exists = c + k < p.n_chunks - 1;
+      end[k] = exists ? state[(c + k) * step] : 0.0f;
+      decay[k] = exists ? kr_exp2(A * dt[(c + k) * p.D]) : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      if (c + k < p.n_chunks) state[(c + k) * step] = x;
+      x = kr_fma(decay[k], x, end[k]);
+    }
+  }
+}
+
 #endif

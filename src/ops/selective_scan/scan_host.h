@@ -16,10 +16,9 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
 void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks);
 void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks);
-/* Where time is cut: the scratch of the chunks' states and sums, and the walk that turns last states from zero into first states. */
+/* Where time is cut: the scratch of the chunks' states and sums. */
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
-int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream);
 /* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
 int kr_scan_is_aligned(const kr_scan_plan *p);
 

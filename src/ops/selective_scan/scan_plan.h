@@ -59,6 +59,7 @@ typedef struct kr_scan_plan {
   int64_t dA_d, dA_n, dD_stride, dbias_stride;
   int32_t n_kept;         /* states kept over all of L, whole tiles */
   int32_t part_step;      /* floats between the two halves of a block's parts of dB and dC; 0: there is one */
+  int32_t n_matrix_blocks, reserved; /* blocks that add up dB and dC */
   float *kept_state;      /* (B, n_kept, D, N_padded): state before every KR_SCAN_KEPT steps, swept from zero if n_chunks > 1 */
   float *kept_dt;         /* (B, n_kept, D): sum of dt since the chunk began, if n_chunks > 1 */
   float *chunk_carry;     /* (B, n_chunks, D, N_padded): gradient of a chunk's last state from the chunks after it */

@@ -2,7 +2,7 @@
  * packed sequences by offsets, both directions, mixed types (selective_scan_bwd_ref.c has the equations).
  *   kr_scan_any_fwd     a warp for each (row, channel); lanes share the states
  *   kr_scan_any_bwd     a warp for each (row, group, part): its channels one after another; every state of a channel is kept
- *   kr_scan_any_sum_bc  adds the parts' dB and dC;  kr_scan_any_sum_d: everything else that is a sum over rows */
+ *   kr_scan_any_sum     adds the parts' dB and dC, and everything else that is a sum over rows */
 #include "kernel.cuh"
 #include "scan_any_plan.h"
 
@@ -263,9 +263,8 @@ KR_KERNEL void KR_BOUNDS(32, 8) kr_scan_any_bwd(const kr_scan_any_plan p) {
 }
 
 /* A thread for each (batch, group, state, step). */
-KR_KERNEL void kr_scan_any_sum_bc(const kr_scan_any_plan p) {
-  const int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread(), t = i % p.a.L, n = i / p.a.L % p.a.N, g = i / p.a.L / p.a.N % p.a.G, b = i / p.a.L / p.a.N / p.a.G;
-  if (b >= p.a.B) return;
+KR_DEV void sum_matrices(const kr_scan_any_plan &p, int64_t i) {
+  const int64_t t = i % p.a.L, n = i / p.a.L % p.a.N, g = i / p.a.L / p.a.N % p.a.G, b = i / p.a.L / p.a.N / p.a.G;
   for (int is_C = 0; is_C < 2; is_C++) {
     const krait_view &v = is_C ? p.a.dC : p.a.dB;
     const float *from = is_C ? p.dC : p.dB;
@@ -286,8 +285,8 @@ KR_DEV void sum_rows(const kr_scan_any_plan &p, const krait_view &v, const float
 }
 
 /* A thread for each (channel, state); the first of a channel does its dD and bias. */
-KR_KERNEL void kr_scan_any_sum_d(const kr_scan_any_plan p) {
-  const int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread(), d = i / p.a.N, n = i % p.a.N;
+KR_DEV void sum_parameters(const kr_scan_any_plan &p, int64_t i) {
+  const int64_t d = i / p.a.N, n = i % p.a.N;
   if (d >= p.a.D) return;
   sum_rows(p, p.a.dA, p.dA, d, n);
   sum_rows(p, p.a.dA_reverse, p.dA_reverse, d, n);
@@ -298,4 +297,10 @@ KR_KERNEL void kr_scan_any_sum_d(const kr_scan_any_plan p) {
   for (int64_t row = 0; row < p.n_rows; row++) dD += p.dD[row * p.a.D + d], dbias += p.dbias[row * p.a.D + d];
   if (p.a.dDvec.data) ((float *)p.a.dDvec.data)[d * p.a.dDvec.stride[0]] = dD;
   if (p.a.ddelta_bias.data) ((float *)p.a.ddelta_bias.data)[d * p.a.ddelta_bias.stride[0]] = dbias;
+}
+
+KR_KERNEL void kr_scan_any_sum(const kr_scan_any_plan p) {
+  const int64_t n_steps = p.a.B * p.a.G * p.a.N * p.a.L, i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
+  if (i < n_steps) sum_matrices(p, i);
+  else sum_parameters(p, i - n_steps);
 }

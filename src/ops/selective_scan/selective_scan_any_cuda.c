@@ -4,7 +4,7 @@
 #include "view.h"
 
 static const kr_kernel forward = {"selective_scan_any", "kr_scan_any_fwd"}, backward = {"selective_scan_any", "kr_scan_any_bwd"};
-static const kr_kernel sum_bc = {"selective_scan_any", "kr_scan_any_sum_bc"}, sum_d = {"selective_scan_any", "kr_scan_any_sum_d"};
+static const kr_kernel sum_kernel = {"selective_scan_any", "kr_scan_any_sum"};
 
 enum { WARPS_PER_MULTIPROCESSOR = 8 };
 static const uint64_t MOST_SCRATCH_BYTES = 1ull << 30; /* fewer parts rather than more */
@@ -59,9 +59,7 @@ int32_t kr_scan_any_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_sel
   kr_scan_any_plan p;
   plan_of(ctx, a, &p);
   const kr_grid grid = {.x = (uint32_t)(p.n_rows * a->G * p.parts), .block = 32, .stream = a->call.stream};
-  const kr_grid steps = {.x = blocks_of(a->B * a->G * a->N * a->L, 128), .block = 128, .stream = a->call.stream};
-  const kr_grid channels = {.x = blocks_of(a->D * a->N, 128), .block = 128, .stream = a->call.stream};
+  const kr_grid sums = {.x = blocks_of(a->B * a->G * a->N * a->L + a->D * a->N, 128), .block = 128, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &backward, &grid, &p, sizeof p));
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &sum_bc, &steps, &p, sizeof p));
-  return kr_cuda_launch(ctx->cuda, tier, &sum_d, &channels, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &sum_kernel, &sums, &p, sizeof p);
 }

@@ -1,9 +1,9 @@
 /* selective_scan_bwd.cu: gradients of the scan, real A (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch
+ *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch; where time is cut, blocks of
+ *                                       z 1 take the gradient of a chunk's first state from zero at its end
  *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks on a multiprocessor
- *   kr_scan_carry_{s4,s1}               gradient of a chunk's first state from zero at its end: when time is cut
- *   kr_scan_carry_combine               walks the chunks from the last to the first
- *   kr_scan_bwd_sum_bc, _sum_d          add the blocks' parts in a fixed order
+ *   kr_scan_bwd_walk                    walks the chunks of each state from the first to the last and, y 1, of its gradient from the last to the first
+ *   kr_scan_bwd_sum                     adds the blocks' parts in a fixed order; _lanes: those of selective_scan_lanes_bwd.cu
  * A block takes the tiles of 16 steps of its chunk from the last: it recomputes 4 steps from the kept state into registers and
  * walks back through them, so every decay is computed 2.5 times and nothing of the forward call is kept. A chunk is swept
  * from zero; what its first state adds is one exponential per kept state. Each thread's share of dB and dC goes to shared
@@ -223,8 +223,6 @@ KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
     if (w.lane == 0 && w.group + w.n_groups * c < w.n_channels) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_plan p) { sweep(p, 4, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_plan p) { sweep(p, 1, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_plan p) { sweep(p, 4, 1); }
 
 /* One state per lane: sums v over the lane groups of a warp, then part[warp][step of four][column]. */
@@ -523,11 +521,16 @@ KR_DEV void carry_chunk(const kr_scan_plan &p, const int S) {
   keep_states(p, w, S, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_carry_s4(const kr_scan_plan p) { carry_chunk(p, 4); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_carry_s1(const kr_scan_plan p) { carry_chunk(p, 1); }
+KR_DEV void sweep_or_carry(const kr_scan_plan &p, const int S) {
+  if (kr_block_z()) carry_chunk(p, S);
+  else sweep(p, S, 0);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_plan p) { sweep_or_carry(p, 4); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_plan p) { sweep_or_carry(p, 1); }
 
 /* One thread per (batch, channel, state): gradients of chunk starts from zero become gradients of chunk ends. */
-KR_KERNEL void kr_scan_carry_combine(const kr_scan_plan p) {
+KR_DEV void walk_back(const kr_scan_plan &p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * p.N_padded) return;
   int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;
@@ -550,9 +553,13 @@ KR_KERNEL void kr_scan_carry_combine(const kr_scan_plan p) {
   }
 }
 
+KR_KERNEL void kr_scan_bwd_walk(const kr_scan_plan p) {
+  if (kr_block_y()) walk_back(p);
+  else walk_forward(p);
+}
+
 /* dB and dC: a block takes 32 steps of one (batch, group) and turns (step, state) into (state, step) on the way out. */
-KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_bc(const kr_scan_plan p) {
-  KR_SHARED float tile[32][33];
+KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
   const int rows = 2 * p.N_padded, x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t n_times = (p.L + 31) / 32, t0 = kr_block_x() % n_times * 32, bg = kr_block_x() / n_times;
   for (int r0 = 0; r0 < rows; r0 += 32) {
@@ -576,11 +583,24 @@ KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_bc(const kr_scan_plan p) {
   }
 }
 
+/* The same from time over lanes, whose parts are (state, step) already: a thread per (batch, group, matrix, state, time). */
+KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
+  const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(), row = kr_block_x() / n_times;
+  const int r = (int)(row % (2 * p.N)), is_C = r >= p.N, n = is_C ? r - p.N : r;
+  const int64_t bg = row / (2 * p.N), step = p.L * 2 * p.N_padded;
+  const kr_scan_mat &v = is_C ? p.dC : p.dB;
+  if (t >= p.L || !v.data) return;
+  const float *from = p.part_bc + (bg * p.blocks_per_group * 2 * p.N_padded + (is_C ? p.N_padded : 0) + n) * p.L + t;
+  float sum = 0;
+#pragma unroll 8
+  for (int j = 0; j < p.blocks_per_group; j++) sum += from[j * step];
+  kr_store(v.data, bg / p.G * v.b + bg % p.G * v.g + n * v.n + t * v.t, v.dtype, sum);
+}
+
 /* dA, then dD and ddelta_bias: a block adds 32 columns over batches and chunks, eight threads each. */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_scan_bwd_sum_d(const kr_scan_plan p) {
-  KR_SHARED float tile[8][33];
+KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
   const int x = kr_thread() & 31, y = kr_thread() >> 5;
-  const int64_t i = (int64_t)kr_block_x() * 32 + x, n_A = p.D * p.N_padded, parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
+  const int64_t i = ((int64_t)kr_block_x() - p.n_matrix_blocks) * 32 + x, n_A = p.D * p.N_padded, parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
   const float *from = i < n_A ? p.part_A + i : (is_bias ? p.part_bias : p.part_D) + (i - n_A) % p.D;
   const int64_t step = i < n_A ? n_A : p.D, d = i < n_A ? i / p.N_padded : (i - n_A) % p.D, n = i % p.N_padded;
   float sum = 0;
@@ -598,4 +618,17 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_scan_bwd_sum_d(const kr_scan_plan p) {
   } else if (is_bias) {
     if (p.dbias) p.dbias[d * p.dbias_stride] = sum;
   } else if (p.dD_vec) p.dD_vec[d * p.dD_stride] = sum;
+}
+
+/* The first blocks add dB and dC, the others all that is a sum over batches. */
+KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum(const kr_scan_plan p) {
+  KR_SHARED float tile[32][33];
+  if (kr_block_x() >= p.n_matrix_blocks) sum_parameters(p, tile);
+  else sum_matrices(p, tile);
+}
+
+KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_lanes(const kr_scan_plan p) {
+  KR_SHARED float tile[8][33];
+  if (kr_block_x() >= p.n_matrix_blocks) sum_parameters(p, tile);
+  else sum_matrices_of_lanes(p);
 }

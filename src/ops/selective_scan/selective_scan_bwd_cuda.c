@@ -9,9 +9,8 @@ static const kr_kernel back_two[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bw
 static const kr_kernel back_t16[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t16"), sweep_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_packed");
 static const kr_kernel sweep_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s4"), sweep_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s1");
 static const kr_kernel back_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_s1"), back_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_packed");
-static const kr_kernel carry_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_carry_s4"), carry_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_carry_s1");
-static const kr_kernel carry_combine[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_carry_combine");
-static const kr_kernel sum_bc[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_bc"), sum_d[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_d");
+static const kr_kernel walk_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_walk"), sum_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum");
+static const kr_kernel lanes_sum[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_lanes");
 
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
 static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"), WHOLE("kr_scan_whole_sweep_t16")};
@@ -19,9 +18,9 @@ static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("
 #define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
 static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")};
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
-static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")}, lanes_carry[2][3] = {LANES("kr_scan_lanes_carry_any"), LANES("kr_scan_lanes_carry")};
+static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
-static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"), lanes_back_packed[] = LANES("kr_scan_lanes_back_packed"), lanes_sum_bc[] = LANES("kr_scan_lanes_sum_bc");
+static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"), lanes_back_packed[] = LANES("kr_scan_lanes_back_packed");
 
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
@@ -130,22 +129,18 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   return (p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
-/* The states before every few steps; each chunk's first state and the gradient of its last. */
+/* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
 static int32_t sweep(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
   const int whole = is_whole_back(ctx, p), cut = p->n_chunks > 1;
   const kr_kernel *of_whole = cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
   const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const kr_kernel *carry = p->TT ? lanes_carry[p->direct] : p->S == 1 ? carry_s1 : carry_s4;
   const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : shared_bytes(p, 0);
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
-  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .z = cut && !whole ? 2 : 1, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
+  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   if (p->TT && p->n_kept == 0) return KRAIT_OK;
   if (cut) kr_scan_chunk_scratch(p, scratch);
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
-  if (!cut) return KRAIT_OK;
-  KR_TRY(kr_scan_chunk_walk(ctx, tier, p, stream));
-  if (!whole) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &carry[p->u.dtype], &grid, p, sizeof *p));
-  return kr_cuda_launch(ctx->cuda, tier, &carry_combine[p->u.dtype], &walk, p, sizeof *p);
+  return cut ? kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p->u.dtype], &walk, p, sizeof *p) : KRAIT_OK;
 }
 
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
@@ -170,10 +165,9 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : is_whole_back(ctx, &p) ? whole_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.u.dtype], &grid, &p, sizeof p));
   const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
-  const kr_grid times = {.x = (uint32_t)(p.B * p.G * n_times), .block = 256, .stream = stream};
-  const kr_grid params = {.x = (uint32_t)((p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
-  if (p.dB.data || p.dC.data) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &(p.TT ? lanes_sum_bc : sum_bc)[p.u.dtype], &times, &p, sizeof p));
-  return kr_cuda_launch(ctx->cuda, tier, &sum_d[p.u.dtype], &params, &p, sizeof p);
+  p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
+  const kr_grid sums = {.x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
+  return kr_cuda_launch(ctx->cuda, tier, &(p.TT ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p, sizeof p);
 }
 
 const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {

@@ -217,19 +217,15 @@ void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
   p->chunk_dt = (float *)(scratch + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N_padded) * 4));
 }
 
-int32_t kr_scan_chunk_walk(const krait_ctx *ctx, uint64_t tier, const kr_scan_plan *p, void *stream) {
-  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
-  return kr_cuda_launch(ctx->cuda, tier, &combine[p->u.dtype], &walk, p, sizeof *p);
-}
-
 /* Every chunk's first state. */
 static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
   const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES) : kr_scan_shared_bytes(p);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
   const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
+  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
-  return kr_scan_chunk_walk(ctx, tier, p, stream);
+  return kr_cuda_launch(ctx->cuda, tier, &combine[p->u.dtype], &walk, p, sizeof *p);
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {

@@ -1,9 +1,8 @@
 /* selective_scan_lanes_bwd.cu: gradients of the scan with time laid over lanes (lanes.cuh), real A (selective_scan_bwd_ref.c has the equations).
  *   kr_scan_lanes_sweep, _sweep_packed     forward over each chunk: the state before every tile, to scratch; not needed where one tile is all
- *   kr_scan_lanes_carry                    gradient of a chunk's first state from zero at its end: when time is cut
+ *                                          where time is cut, blocks of z 1 take the gradient of a chunk's first state from zero at its end
  *   kr_scan_lanes_back_{t8,t16,packed}     one chunk per block, its tiles from the last, from the gradient of the chunk's last state
  *   each also _any: tensors that are not aligned, or mixed
- *   kr_scan_lanes_sum_bc                   adds the blocks' parts of dB and dC in a fixed order
  * A thread holds dt, dt u, g and three sums over states of its run. For each state the lanes join their runs forwards, then backwards;
  * its shares of dB and dC go to shared memory, where the block adds them up over its channels, one barrier per state.
  * With g = dout silu(z) and dx_t = g C + a_{t+1} dx_{t+1}:  q = a dx x_{t-1};  s1 = sum_n dx B;  s2 = sum_n A q;  y = sum_n C x;
@@ -262,27 +261,16 @@ KR_DEV void carry_lanes(const kr_scan_plan &p, const int TT, const int DIRECT) {
   keep_states(p, w, TT, s_carry, state_slab(p, w, p.chunk_carry, w.b * p.n_chunks + w.chunk), p.N_padded, 1);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep(const kr_scan_plan p) { sweep_lanes(p, 8, 1, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 0); }
+KR_DEV void sweep_or_carry(const kr_scan_plan &p, const int DIRECT) {
+  if (kr_block_z()) carry_lanes(p, 8, DIRECT);
+  else sweep_lanes(p, 8, DIRECT, 1, 0);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep(const kr_scan_plan p) { sweep_or_carry(p, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) { sweep_or_carry(p, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_packed(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_carry(const kr_scan_plan p) { carry_lanes(p, 8, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_carry_any(const kr_scan_plan p) { carry_lanes(p, 8, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8(const kr_scan_plan p) { back_lanes(p, 8, 1, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16(const kr_scan_plan p) { back_lanes(p, 16, 1, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8_any(const kr_scan_plan p) { back_lanes(p, 8, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16_any(const kr_scan_plan p) { back_lanes(p, 16, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 3) kr_scan_lanes_back_packed(const kr_scan_plan p) { back_lanes(p, 8, 0, 1); }
-
-/* dB and dC: adds the parts of the blocks of a group, a thread per (batch, group, matrix, state, time). */
-KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_lanes_sum_bc(const kr_scan_plan p) {
-  const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(), row = kr_block_x() / n_times;
-  const int r = (int)(row % (2 * p.N)), is_C = r >= p.N, n = is_C ? r - p.N : r;
-  const int64_t bg = row / (2 * p.N), step = p.L * 2 * p.N_padded;
-  const kr_scan_mat &v = is_C ? p.dC : p.dB;
-  if (t >= p.L || !v.data) return;
-  const float *from = p.part_bc + (bg * p.blocks_per_group * 2 * p.N_padded + (is_C ? p.N_padded : 0) + n) * p.L + t;
-  float sum = 0;
-#pragma unroll 8
-  for (int j = 0; j < p.blocks_per_group; j++) sum += from[j * step];
-  kr_store(v.data, bg / p.G * v.b + bg % p.G * v.g + n * v.n + t * v.t, v.dtype, sum);
-}
