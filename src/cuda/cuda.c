@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "chains.h"
 #include "ladder.h"
 #include "log.h"
 #include "status.h"
@@ -34,6 +35,7 @@ struct kr_cuda {
   slot slots[N_SLOTS];
   loaded modules[MAX_MODULES];
   int n_modules, cubins_refused;
+  kr_chains *chains; /* NULL: launches are made one by one */
 };
 
 const kr_device_info *kr_cuda_info(const kr_cuda *cuda) { return &cuda->info; }
@@ -46,9 +48,11 @@ static int32_t hold_device(int index, const kr_device_info *info, const kr_drive
   cuda->info = *info;
   kr_cu_result result = driver->DeviceGet(&cuda->device, index);
   if (!result) result = driver->DevicePrimaryCtxRetain(&cuda->context, cuda->device);
-  if (result) {
+  int32_t status = result ? kr_driver_fail(driver, result, "opening the device's context") : KRAIT_OK;
+  if (!result && (status = kr_chains_open(driver, &cuda->chains)) < 0) driver->DevicePrimaryCtxRelease(cuda->device);
+  if (status < 0) {
     kr_free(cuda);
-    return kr_driver_fail(driver, result, "opening the device's context");
+    return status;
   }
   pthread_mutex_init(&cuda->lock, NULL);
   *handle = cuda;
@@ -82,6 +86,7 @@ void kr_cuda_close(kr_cuda **handle) {
   kr_cuda *cuda = *handle;
   if (!cuda) return;
   if (kr_cuda_begin(cuda) >= 0) {
+    kr_chains_close(&cuda->chains);
     for (int i = 0; i < cuda->n_modules; i++) cuda->driver->ModuleUnload(cuda->modules[i].module);
     kr_cuda_end(cuda);
   }
@@ -236,6 +241,24 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
   KR_TRY(enter(cuda, &entered));
   int32_t status = function_of(cuda, tier, kernel, &function);
   if (status >= 0) status = launch(cuda, function, kernel, grid, args);
+  leave(cuda, entered);
+  return status;
+}
+
+static int32_t launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain) {
+  void *functions[KR_MOST_LAUNCHES];
+  KR_CHECK(chain->n <= KR_MOST_LAUNCHES, KRAIT_ERR_UNSUPPORTED, "more than %d launches in a row", KR_MOST_LAUNCHES);
+  for (int i = 0; i < chain->n; i++) KR_TRY(function_of(cuda, tier, chain->launches[i].kernel, &functions[i]));
+  if (chain->n > 1 && cuda->chains && kr_chains_launch(cuda->chains, chain, functions)) return KRAIT_OK;
+  for (int i = 0; i < chain->n; i++) KR_TRY(launch(cuda, functions[i], chain->launches[i].kernel, &chain->launches[i].grid, chain->launches[i].args));
+  return KRAIT_OK;
+}
+
+int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain) {
+  int entered;
+  if (chain->n == 0) return KRAIT_OK;
+  KR_TRY(enter(cuda, &entered));
+  const int32_t status = launch_chain(cuda, tier, chain);
   leave(cuda, entered);
   return status;
 }

@@ -61,6 +61,23 @@ typedef struct kr_grid {
 
 /* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */
 int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes);
+/* Launches in a row, each after the one before, on the stream of the first: put together with kr_chain_add, then enqueued at once, which takes
+ * the driver less than a single launch does where it has graphs that are quick. What args point to must live until then. */
+enum { KR_MOST_LAUNCHES = 8 };
+typedef struct kr_chain {
+  struct {
+    const kr_kernel *kernel;
+    kr_grid grid;
+    const void *args;
+  } launches[KR_MOST_LAUNCHES];
+  int n;
+} kr_chain;
+static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const kr_grid *grid, const void *args) {
+  if (grid->x == 0) return;
+  if (chain->n < KR_MOST_LAUNCHES) chain->launches[chain->n].kernel = kernel, chain->launches[chain->n].grid = *grid, chain->launches[chain->n].args = args;
+  chain->n++;
+}
+int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
 /* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 

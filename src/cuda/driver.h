@@ -7,6 +7,13 @@
 
 typedef int kr_cu_result; /* CUresult; 0 is success */
 
+/* CUDA_KERNEL_NODE_PARAMS, first version: a launch as a node of a graph. */
+typedef struct kr_cu_kernel_node {
+  void *function;
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  void **parameters, **extra;
+} kr_cu_kernel_node;
+
 typedef struct kr_driver {
 #define KR_CU(need, name, symbol, parameters) kr_cu_result(*name) parameters;
 #include "driver.def"

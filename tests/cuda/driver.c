@@ -197,6 +197,77 @@ static void a_first_call_may_be_recorded(void **state) {
   }
 }
 
+/* Two launches, and how many driver calls they were. */
+static int32_t norm_gradient(krait_ctx *ctx, void *stream) {
+  static float values[64], scratch[4096];
+  krait_view view = {.data = values, .stride = {8, 1, 1, 1}, .dtype = KRAIT_F32}, row = {.data = values, .stride = {1}, .dtype = KRAIT_F32};
+  krait_add_norm_bwd_args args = {.call = {.size = sizeof args, .scratch = scratch, .scratch_bytes = sizeof scratch, .stream = stream}, .R = 8, .M = 8, .v = view, .dout = view, .dx = view, .dweight = row};
+  return krait_add_norm_bwd(ctx, &args);
+}
+
+static long calls_of_gradient(krait_ctx *ctx) {
+  fail_at(0, 0);
+  assert_int_equal(norm_gradient(ctx, NULL), KRAIT_OK);
+  return n_calls();
+}
+
+/* Which context is current, whether the stream records, two kernels and one launch; with an older driver, or while the stream records, two launches. */
+static void launches_in_a_row_are_one(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  krait_ctx *ctx = open_gpu();
+  kr_cuda *cuda;
+  void *stream, *graph;
+  calls_of_gradient(ctx); /* loads the kernels */
+  for (int i = 0; i < 3; i++) assert_int_equal(calls_of_gradient(ctx), 5);
+  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  assert_int_equal(kr_cuda_stream_open(cuda, &stream), KRAIT_OK);
+  assert_int_equal(kr_cuda_graph_begin(cuda, stream), KRAIT_OK);
+  assert_int_equal(calls_of_gradient(ctx), 4);
+  assert_int_equal(kr_cuda_graph_end(cuda, stream, &graph), KRAIT_OK);
+  kr_cuda_graph_close(cuda, &graph);
+  kr_cuda_stream_close(cuda, &stream);
+  kr_cuda_close(&cuda);
+  krait_ctx_close(&ctx);
+}
+
+/* 128 graphs, then they are used again. */
+static void streams_beyond_the_graphs_share_them(void **state) {
+  static char streams[300];
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  krait_ctx *ctx = open_gpu();
+  calls_of_gradient(ctx);
+  const int held = n_held();
+  for (int i = 0; i < 300; i++) {
+    fail_at(0, 0);
+    assert_int_equal(norm_gradient(ctx, &streams[i]), KRAIT_OK);
+    assert_true(i < 127 || n_calls() == 5);
+  }
+  assert_int_equal(n_held() - held, 127 * 2); /* a graph and its instance */
+  krait_ctx_close(&ctx);
+  assert_true(n_held() < held);
+}
+
+/* What a graph's calls cannot do, launches do. */
+static void a_graph_that_fails_is_launches(void **state) {
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  for (int first = 0; first < 2; first++) {
+    krait_ctx *ctx = open_gpu();
+    const int held = n_held();
+    for (int i = 0; i < 1 + first; i++) calls_of_gradient(ctx);
+    const long n = calls_of_gradient(ctx);
+    for (long i = 1; i <= n; i++) {
+      fail_at(i, 2);
+      assert_int_equal(norm_gradient(ctx, NULL), KRAIT_OK);
+      calls_of_gradient(ctx);
+    }
+    krait_ctx_close(&ctx);
+    assert_true(n_held() < held);
+  }
+}
+
 static int32_t time_norm(krait_ctx *ctx, krait_op_timing *timing) {
   krait_limits limits = {.size = sizeof limits};
   int32_t status = krait_op_measure(ctx, "add_norm", "R=4,M=64", KRAIT_F16, 0, 0, timing);
@@ -303,7 +374,7 @@ int main(int argc, char **argv) {
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much),
-                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded), cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
+                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded), cmocka_unit_test(launches_in_a_row_are_one), cmocka_unit_test(a_graph_that_fails_is_launches), cmocka_unit_test(streams_beyond_the_graphs_share_them), cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
                                      cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,22 +101,52 @@ FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stre
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
 
-#ifndef KR_EMULATE /* a graph holds nothing: where kernels run, a replay would not */
+/* Graphs: those that are put together run their kernels; those that are recorded hold nothing, so where kernels run there is no recording. */
+typedef struct fake_graph {
+  struct {
+    void *function;
+    unsigned grid[3], block, shared;
+    const void *args;
+  } nodes[16];
+  int n;
+} fake_graph;
+typedef struct fake_node {
+  void *function;
+  unsigned grid[3], block[3], shared;
+  void **parameters, **extra;
+} fake_node;
+static fake_graph recorded;
 static int recording;
+
+/* args are not copied: whoever sets them launches while they live. */
+static void set_node(fake_graph *graph, int i, const fake_node *from) {
+  graph->nodes[i].function = from->function, graph->nodes[i].block = from->block[0], graph->nodes[i].shared = from->shared, graph->nodes[i].args = from->parameters[0];
+  memcpy(graph->nodes[i].grid, from->grid, sizeof from->grid);
+}
+FAKE(cuStreamIsCapturing, (void *stream, int *status), UNUSED(stream), *status = recording)
+FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), held++)
+FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel), UNUSED(after), UNUSED(n_after);
+     fake_graph *g = graph; set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
+FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel), set_node(instance, (int)(uintptr_t)node - 1, kernel))
+FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags), *instance = graph, held++)
+FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
+     fake_graph *g = instance; for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared, g->nodes[i].args))
+EXPORT int cuGraphExecDestroy(void *instance);
+int cuGraphExecDestroy(void *instance) { return UNUSED(instance), held--, 0; }
+EXPORT int cuGraphDestroy(void *graph);
+int cuGraphDestroy(void *graph) {
+  if (graph != &recorded) free(graph);
+  return held--, 0;
+}
+#ifndef KR_EMULATE
 FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode), recording = 1)
 EXPORT int cuStreamEndCapture(void *stream, void **graph);
 int cuStreamEndCapture(void *stream, void **graph) {
   const int result = failed();
   UNUSED(stream), recording = 0;
-  if (!result) *graph = &held, held++;
+  if (!result) *graph = &recorded, held++;
   return result;
 }
-FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(graph), UNUSED(flags), *instance = &held, held++)
-FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(instance), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING)
-EXPORT int cuGraphExecDestroy(void *instance);
-int cuGraphExecDestroy(void *instance) { return UNUSED(instance), held--, 0; }
-EXPORT int cuGraphDestroy(void *graph);
-int cuGraphDestroy(void *graph) { return UNUSED(graph), held--, 0; }
 #endif
 
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes);

@@ -87,12 +87,14 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
   if (walk) grid.block = 32;
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.x.dtype], &grid, &p, sizeof p));
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
   if (p.dinitial.data && p.W > 1) {
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
-    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &initial_kernel[p.x.dtype], &few, &p, sizeof p));
+    kr_chain_add(&chain, &initial_kernel[p.x.dtype], &few, &p);
   }
-  return p.n_parts > 1 && (p.dweight || p.dbias) ? kr_cuda_launch(ctx->cuda, tier, &sum_kernel[p.x.dtype], &sum, &p, sizeof p) : KRAIT_OK;
+  if (p.n_parts > 1 && (p.dweight || p.dbias)) kr_chain_add(&chain, &sum_kernel[p.x.dtype], &sum, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {

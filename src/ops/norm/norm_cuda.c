@@ -81,10 +81,12 @@ static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_c
   const kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
   const kr_grid sum = {.x = (uint32_t)((p->M + 31) / 32), .y = (uint32_t)p->n_sums, .block = KR_NORM_SUM_THREADS, .stream = call->stream};
   p->part = call->scratch;
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &backward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p));
-  for (int i = 0; i < p->n_sums; i++)
-    if (p->sums[i].data) return kr_cuda_launch(ctx->cuda, tier, &sum_kernel[dtype_of(p)], &sum, p, sizeof *p);
-  return KRAIT_OK;
+  kr_chain chain = {.n = 0};
+  int any = 0;
+  for (int i = 0; i < p->n_sums; i++) any |= p->sums[i].data != NULL;
+  kr_chain_add(&chain, &backward[form_of(p)][dtype_of(p)], &grid, p);
+  if (any) kr_chain_add(&chain, &sum_kernel[dtype_of(p)], &sum, p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 static const char *refuse_sizes(int64_t R, int64_t M, int64_t group_size) {

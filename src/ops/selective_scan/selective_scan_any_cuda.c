@@ -60,6 +60,8 @@ int32_t kr_scan_any_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_sel
   plan_of(ctx, a, &p);
   const kr_grid grid = {.x = (uint32_t)(p.n_rows * a->G * p.parts), .block = 32, .stream = a->call.stream};
   const kr_grid sums = {.x = blocks_of(a->B * a->G * a->N * a->L + a->D * a->N, 128), .block = 128, .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &backward, &grid, &p, sizeof p));
-  return kr_cuda_launch(ctx->cuda, tier, &sum_kernel, &sums, &p, sizeof p);
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &backward, &grid, &p);
+  kr_chain_add(&chain, &sum_kernel, &sums, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }

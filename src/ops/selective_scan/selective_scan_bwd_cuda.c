@@ -130,17 +130,17 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
-static int32_t sweep(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
   const int whole = is_whole_back(ctx, p), cut = p->n_chunks > 1;
   const kr_kernel *of_whole = cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
   const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
   const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : shared_bytes(p, 0);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .z = cut && !whole ? 2 : 1, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
-  if (p->TT && p->n_kept == 0) return KRAIT_OK;
+  if (p->TT && p->n_kept == 0) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
-  return cut ? kr_cuda_launch(ctx->cuda, tier, &walk_kernel[p->u.dtype], &walk, p, sizeof *p) : KRAIT_OK;
+  kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
+  if (cut) kr_chain_add(chain, &walk_kernel[p->u.dtype], &walk, p);
 }
 
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
@@ -160,14 +160,16 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_scan_plan p;
   if (!plan_of(&p, a, ctx)) return kr_scan_any_bwd_run(ctx, tier, a);
   lay_out(&p, a->call.scratch);
-  KR_TRY(sweep(ctx, tier, &p, a->call.scratch, stream));
+  kr_chain chain = {.n = 0};
+  sweep(&chain, ctx, &p, a->call.scratch, stream);
   const kr_kernel *kernel = back_kernel(ctx, &p);
   const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : is_whole_back(ctx, &p) ? whole_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p.u.dtype], &grid, &p, sizeof p));
+  kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
   const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
   const kr_grid sums = {.x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
-  return kr_cuda_launch(ctx->cuda, tier, &(p.TT ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p, sizeof p);
+  kr_chain_add(&chain, &(p.TT ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {

@@ -218,14 +218,14 @@ void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
 }
 
 /* Every chunk's first state. */
-static int32_t chunk_starts(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
   const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES) : kr_scan_shared_bytes(p);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
   const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernel[p->u.dtype], &grid, p, sizeof *p));
-  return kr_cuda_launch(ctx->cuda, tier, &combine[p->u.dtype], &walk, p, sizeof *p);
+  kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
+  kr_chain_add(chain, &combine[p->u.dtype], &walk, p);
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
@@ -235,14 +235,14 @@ static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
-static int32_t run_scan(const krait_ctx *ctx, uint64_t tier, kr_scan_plan *p, char *scratch, void *stream) {
+static void add_scan(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
   p->direct = kr_scan_is_aligned(p), p->whole = is_whole(ctx, p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
-  if (p->n_chunks > 1) KR_TRY(chunk_starts(ctx, tier, p, scratch, stream));
-  return kr_cuda_launch(ctx->cuda, tier, &kernel_of(p)[p->u.dtype], &grid, p, sizeof *p);
+  if (p->n_chunks > 1) chunk_starts(chain, p, scratch, stream);
+  kr_chain_add(chain, &kernel_of(p)[p->u.dtype], &grid, p);
 }
 
 /* y of the forward direction, float32, in scratch. */
@@ -255,19 +255,24 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_args *a = args;
   if (kr_scan_general(a)) return kr_scan_any_run(ctx, tier, a);
   const int both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
-  kr_scan_plan p;
+  kr_scan_plan p, back;
+  kr_chain chain = {.n = 0};
   char *scratch = a->call.scratch;
   plan_of(&p, ctx, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
-  if (!both) return run_scan(ctx, tier, &p, scratch, a->call.stream);
+  if (!both) {
+    add_scan(&chain, ctx, &p, scratch, a->call.stream);
+    return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+  }
   char *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
   p.out = sum_rows(a, scratch, 0);
   p.z.data = NULL;
   p.D_vec = NULL;
-  KR_TRY(run_scan(ctx, tier, &p, rest, a->call.stream));
-  plan_of(&p, ctx, a, 1);
-  p.add = sum_rows(a, scratch, 1);
-  p.A = a->A_reverse.data, p.A_d = a->A_reverse.stride[0], p.A_n = a->A_reverse.stride[1];
-  return run_scan(ctx, tier, &p, rest, a->call.stream);
+  add_scan(&chain, ctx, &p, rest, a->call.stream);
+  plan_of(&back, ctx, a, 1);
+  back.add = sum_rows(a, scratch, 1);
+  back.A = a->A_reverse.data, back.A_d = a->A_reverse.stride[0], back.A_n = a->A_reverse.stride[1];
+  add_scan(&chain, ctx, &back, rest, a->call.stream);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args) {
