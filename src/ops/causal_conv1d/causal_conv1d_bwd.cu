@@ -2,7 +2,8 @@
  *   kr_conv_bwd_rows   blocks share a channel; a thread takes packs of 16 bytes, W up to 4, and sums its own part of the
  *                      weights' gradient, which the block then adds up in a fixed order
  *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are computed twice
- *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row
+ *   kr_conv_bwd_fours  the same where rows of 16-bit types are whole groups of four steps
+ *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel are a block, which adds up
  *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the registers
  *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
@@ -121,6 +122,21 @@ KR_DEV float from_final(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) 
 
 KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) { return *(const kr_raw16 *)((const char *)v.data + offset * (16 / E)); }
 
+/* The gradients at n outputs, g, become those at the pre-activation; x begins three steps earlier. */
+KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w)[4], float bias, const float *x, float *g) {
+  if (!p.silu) return;
+#pragma unroll
+  for (int k = 0; k < n; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+}
+
+/* The gradient of one input from those at its own and the three next steps; adds its share of the weights' gradients. x begins three steps before it. */
+KR_DEV float input_gradient(const float (&w)[4], const float *x, const float *g, float (&sums)[5]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[0], x[j], sums[j]);
+  sums[4] += g[0];
+  return kr_fma(w[0], g[3], kr_fma(w[1], g[2], kr_fma(w[2], g[1], w[3] * g[0])));
+}
+
 /* Two neighbouring packs as stored, and the steps beside them. */
 typedef struct pair {
   int64_t b, t;
@@ -175,18 +191,59 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_pla
     for (int k = 0; k < 3; k++) x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
 #pragma unroll
     for (int k = 0; k < M; k++) x[k + 3] = pack_at(now.x[k / E], k % E, KR_DTYPE), g[k] = pack_at(now.g[k / E], k % E, KR_DTYPE);
-    if (p.silu) {
+    gradients_before(p, M + 3, w, bias, x, g);
 #pragma unroll
-      for (int k = 0; k < M + 3; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
-    }
-#pragma unroll
-    for (int k = 0; k < M; k++) {
-      dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
-#pragma unroll
-      for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
-      sums[4] += g[k];
-    }
+    for (int k = 0; k < M; k++) dx[k] = input_gradient(w, x + k, g + k, sums);
     if (p.dx.data) store_pair(p, d, now.b, now.t, dx);
+  }
+  keep_parts(p, d, part, sums);
+}
+
+/* Four neighbouring groups of four steps as stored, and those beside them. */
+enum { FOURS = 4 };
+typedef struct fours {
+  int64_t b, t;
+  quad x[FOURS], g[FOURS], x_left, x_right, g_right;
+} fours;
+
+KR_DEV void load_fours(const kr_conv_plan &p, int64_t d, int64_t i, fours &to) {
+  const uint32_t b = kr_divide((uint32_t)i, p.packs_per_row);
+  to.b = b, to.t = (int64_t)((uint32_t)i - b * p.packs_per_row.by) * (4 * FOURS);
+  const int64_t at = to.b * p.x.b + d * p.x.row + to.t, g_at = to.b * p.dout.b + d * p.dout.row + to.t;
+#pragma unroll
+  for (int k = 0; k < FOURS; k++) {
+    to.x[k] = to.g[k] = no_quad();
+    if (to.t + 4 * k < p.L) to.x[k] = load_quad(p.x, at + 4 * k), to.g[k] = load_quad(p.dout, g_at + 4 * k);
+  }
+  to.x_left = to.x_right = to.g_right = no_quad();
+  if (to.t > 0) to.x_left = load_quad(p.x, at - 4);
+  if (to.t + 4 * FOURS < p.L) to.x_right = load_quad(p.x, at + 4 * FOURS), to.g_right = load_quad(p.dout, g_at + 4 * FOURS);
+}
+
+/* Rows of 16-bit types by fours: whole packs they are not. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_plan p) {
+  enum { M = 4 * FOURS };
+  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n = p.B * p.packs_per_row.by;
+  float w[4], sums[5] = {0, 0, 0, 0, 0};
+  if (E == 4) return;
+  load_taps(p, d, w);
+  const float bias = load_bias(p, d);
+  for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < n; i += (int64_t)p.n_parts * KR_CONV_THREADS) {
+    fours now;
+    load_fours(p, d, i, now);
+    float x[M + 6], g[M + 3];
+#pragma unroll
+    for (int k = 0; k < 3; k++) x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
+#pragma unroll
+    for (int k = 0; k < M; k++) x[k + 3] = quad_at(now.x[k / 4], k % 4), g[k] = quad_at(now.g[k / 4], k % 4);
+    gradients_before(p, M + 3, w, bias, x, g);
+#pragma unroll
+    for (int q = 0; q < FOURS; q++) {
+      float dx[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) dx[k] = input_gradient(w, x + q * 4 + k, g + q * 4 + k, sums);
+      if (p.dx.data && now.t + 4 * q < p.L) store_quad(quad_pointer(p.dx, now.b * p.dx.b + d * p.dx.row + now.t + 4 * q), dx);
+    }
   }
   keep_parts(p, d, part, sums);
 }
@@ -226,23 +283,18 @@ KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char 
   float x[6];
 #pragma unroll
   for (int k = 0; k < 3; k++) x[k] = quad_at(x_left, k + 1), x[k + 3] = quad_at(x_right, k), g[k] = quad_at(g_right, k);
-  if (!p.silu) return;
-#pragma unroll
-  for (int k = 0; k < 3; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+  gradients_before(p, 3, w, bias, x, g);
 }
 
 /* A lane's pack: dx from x, the steps before, g, and the gradient of the pack after, of which lane 31 has the first steps in `carry`. */
 KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias, float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
-  const int lane = kr_thread();
+  const int lane = kr_thread() & 31;
   float x[E + 3], g[E + 3];
 #pragma unroll
   for (int k = 0; k < 3; k++) x[k] = quad_at(left, k + 1);
 #pragma unroll
   for (int k = 0; k < E; k++) x[k + 3] = pack_at(now.x, k, KR_DTYPE), g[k] = pack_at(now.g, k, KR_DTYPE);
-  if (p.silu) {
-#pragma unroll
-    for (int k = 0; k < E; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
-  }
+  gradients_before(p, E, w, bias, x, g);
 #pragma unroll
   for (int k = 0; k < 3; k++) {
     const float right = kr_shuffle_from(g[k], (lane + 1) & 31);
@@ -250,25 +302,19 @@ KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad 
     carry[k] = right;
   }
 #pragma unroll
-  for (int k = 0; k < E; k++) {
-    dx[k] = kr_fma(w[0], g[k + 3], kr_fma(w[1], g[k + 2], kr_fma(w[2], g[k + 1], w[3] * g[k])));
-#pragma unroll
-    for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[k], x[k + j], sums[j]);
-    sums[4] += g[k];
-  }
+  for (int k = 0; k < E; k++) dx[k] = input_gradient(w, x + k, g + k, sums);
 }
 
-/* Long rows of whole packs: a warp, which is a block, walks back along a run of a row, 32 packs at a time, and has the next ones on their
- * way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is read or computed twice. */
-KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_plan p) {
+/* Long rows of whole packs: a warp walks back along runs of a row, every n_warps-th of all, 32 packs at a time, and has the next ones on
+ * their way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is read or computed twice. */
+KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, float (&sums)[5]) {
   enum { FAR = E != 4 }; /* two loads on their way instead of one; 32-bit types would rather have more warps */
-  const int lane = kr_thread();
-  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
-  const int n = (int)p.packs_per_row.by;
-  float w[4], sums[5] = {0, 0, 0, 0, 0};
+  const int lane = kr_thread() & 31, n = (int)p.packs_per_row.by;
+  const int64_t n_tasks = p.B * p.runs.by;
+  float w[4];
   load_taps(p, d, w);
   const float bias = load_bias(p, d);
-  for (int64_t task = part; task < n_tasks; task += p.n_parts) {
+  for (int64_t task = warp; task < n_tasks; task += n_warps) {
     const uint32_t b32 = kr_divide((uint32_t)task, p.runs);
     const int first = (int)(((uint32_t)task - b32 * p.runs.by) * (uint32_t)p.run_packs), end = first + (int)p.run_packs < n ? first + (int)p.run_packs : n;
     const char *const x_row = (const char *)p.x.data + (b32 * p.x.b + d * p.x.row) * (16 / E), *const g_row = (const char *)p.dout.data + (b32 * p.dout.b + d * p.dout.row) * (16 / E);
@@ -288,7 +334,19 @@ KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_pl
       if (p.dx.data && q < end) *(kr_raw16 *)(dx_row + (int64_t)q * 16) = stored(dx);
     }
   }
+}
+
+KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_plan p) {
+  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
+  float sums[5] = {0, 0, 0, 0, 0};
+  walk_runs(p, d, (int)part, p.n_parts, sums);
   keep_parts_of_warp(p, d, part, sums);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, E == 4 ? 4 : 3) kr_conv_bwd_block(const kr_conv_plan p) {
+  float sums[5] = {0, 0, 0, 0, 0};
+  walk_runs(p, kr_block_x(), kr_thread() >> 5, kr_block_threads() >> 5, sums);
+  keep_parts(p, kr_block_x(), 0, sums);
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)

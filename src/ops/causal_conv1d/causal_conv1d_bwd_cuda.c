@@ -4,16 +4,17 @@
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
 static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long"), far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_far");
+static const kr_kernel block_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_block"), fours_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_fours");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
-enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096, FAR_PACKS = 128 }; /* packs and steps: of a run; FAR_PACKS: of a warp */
+enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096, FAR_PACKS = 128, BLOCK_WARPS = KR_CONV_THREADS / 32, FEW_WARPS = 96 }; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS: for a multiprocessor */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
-/* Enough blocks for the device, and at least two packs for each thread. */
+/* Enough blocks for the device, and two packs for each thread or more. */
 static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   const int64_t packs = a->B * ((a->L + 7) / 8), wanted = 16ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1, most = packs / (2 * KR_CONV_THREADS);
+  int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1, most = (packs + 2 * KR_CONV_THREADS - 1) / (2 * KR_CONV_THREADS);
   if (parts > most) parts = most;
   return parts < 1 ? 1 : (int32_t)parts;
 }
@@ -36,6 +37,9 @@ static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd
 
 /* Rows of whole packs along which warps walk: long enough, and 32 packs at a time leave few lanes idle. */
 static int is_long(int64_t n_packs) { return n_packs >= 256 || (n_packs >= 64 && n_packs % 32 == 0); }
+
+/* Rows of whole groups of four steps, of a type of 16 bits. */
+static int by_fours(const kr_rows *v, int64_t L) { return L % 4 == 0 && v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % 8 == 0; }
 
 /* Long rows are cut into runs so that the device's warps have work, a few for each; returns the warps of a channel. */
 static int32_t cut_long(const krait_ctx *ctx, kr_conv_plan *p, int64_t B, int64_t D, int64_t n_packs) {
@@ -78,14 +82,17 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const int last = plain && p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx));
   const int whole = plain && !last && p.L % per_pack == 0 && p.x.packs && p.dout.packs && (!p.dx.data || p.dx.packs);
   const int walk = whole && is_long(p.L / per_pack);
-  p.packs_per_row = kr_divisor_of(whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
+  const int fours = plain && !last && !whole && per_pack == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L));
+  p.packs_per_row = kr_divisor_of(fours ? (p.L + 15) / 16 : whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
   p.run_steps = run_steps_of(a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
   const int far = walk && tier == KRAIT_CAP_CUDA_AMPERE && p.x.dtype != KRAIT_F32 && p.B * p.runs.by * p.run_packs >= (int64_t)FAR_PACKS * p.n_parts;
-  const kr_kernel *kernel = last ? last_kernel : far ? far_kernel : walk ? long_kernel : whole ? whole_kernel : few_taps ? rows_kernel : any_kernel;
+  const int block = walk && !far && p.n_parts <= BLOCK_WARPS && p.D * p.n_parts <= (int64_t)FEW_WARPS * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const kr_kernel *kernel = last ? last_kernel : far ? far_kernel : block ? block_kernel : walk ? long_kernel : whole ? whole_kernel : fours ? fours_kernel : few_taps ? rows_kernel : any_kernel;
   kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
   if (walk) grid.block = 32;
+  if (block) grid.x = (uint32_t)p.D, grid.block = 32 * (uint32_t)p.n_parts, p.n_parts = 1;
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
