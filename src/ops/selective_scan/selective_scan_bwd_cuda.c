@@ -98,10 +98,12 @@ static uint32_t whole_back_bytes(const kr_scan_plan *p) {
   return (uint32_t)(own * KR_SCAN_THREADS * 16 + (rows + bc + parts + KR_SCAN_THREADS) * 4);
 }
 
-static int may_pack(const kr_scan_plan *p, const kr_rows *v) { return !v->data || (v->packs && v->dtype == p->u.dtype); }
+/* The walk back takes 32 bits for a warp's rows. */
+static int is_near(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
+static int may_pack(const kr_scan_plan *p, const kr_rows *v) { return !v->data || (v->packs && v->dtype == p->u.dtype && is_near(v->row)); }
 
 static int is_whole_back(const krait_ctx *ctx, const kr_scan_plan *p) {
-  return kr_scan_is_whole(ctx, p) && p->C_mat.packs && may_pack(p, &p->z) && may_pack(p, &p->dout) && may_pack(p, &p->du) && may_pack(p, &p->ddelta) && may_pack(p, &p->dz)
+  return kr_scan_is_whole(ctx, p) && p->C_mat.packs && is_near(p->B_mat.n) && is_near(p->C_mat.n) && may_pack(p, &p->u) && may_pack(p, &p->delta) && may_pack(p, &p->z) && may_pack(p, &p->dout) && may_pack(p, &p->du) && may_pack(p, &p->ddelta) && may_pack(p, &p->dz)
     && 3 * whole_back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 

@@ -120,6 +120,10 @@ typedef struct whole_state {
   float A[2][4], x[2][4], decay[2][4], carry[2][4];
 } whole_state;
 
+/* Whether the lane's decay k of its channel c keeps off the unit of special functions, which bounds these walks: one of eight, as many as
+ * there are issue slots left for. */
+KR_DEV int is_moved(const int MODE, int c, int k) { return (MODE == STATE || MODE == SWEEP) && c == 1 && k == 0; }
+
 /* The channel of index c of a lane within its block's group of B and C. */
 KR_DEV int row_of_channel(const whole_place &w, const int T, int c) { return w.group + 32 / T * (c ^ w.swap); }
 
@@ -132,9 +136,11 @@ KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int 
       const int64_t d = w.d0 + row;
       s.A[c][k] = exists ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
       s.x[c][k] = s.carry[c][k] = 0.0f, s.decay[c][k] = 1.0f;
-      if (!exists || MODE == STATE || MODE == CUT) continue;
-      if (MODE == OUTPUT && p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
-      else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
+      if (exists && MODE != STATE && MODE != CUT) {
+        if (MODE == OUTPUT && p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
+        else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
+      }
+      if (is_moved(MODE, c, k) && s.A[c][k] != s.A[c][k]) s.x[c][k] = s.A[c][k]; /* exp2_of_product has no NaN */
     }
 }
 
@@ -193,7 +199,7 @@ KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by,
     for (int c = 0; c < 2; c++) {
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        const float decay = kr_exp2(dt[c].v[i] * s.A[c][k]);
+        const float decay = is_moved(MODE, c, k) ? exp2_of_product(dt[c].v[i], s.A[c][k]) : kr_exp2(dt[c].v[i] * s.A[c][k]);
         s.x[c][k] = kr_fma(decay, s.x[c][k], du[c].v[i] * B.v[k]);
         if (MODE == OUTPUT) sum[c] = k ? kr_fma(C.v[k], s.x[c][k], sum[c]) : C.v[0] * s.x[c][0];
         if (MODE == CUT) s.decay[c][k] *= decay, s.carry[c][k] = kr_fma(s.decay[c][k], g[c].v[i] * C.v[k], s.carry[c][k]);
@@ -242,26 +248,33 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     if (MODE == OUTPUT || MODE == CUT) z_row[i] = row_of(p.z.data ? p.z : p.u, w, i, z_places);
     if (MODE == OUTPUT) to[i] = (char *)row_of(p.out, w, i, places).from;
     if (MODE == CUT) dout_row[i] = row_of(p.dout.data ? p.dout : p.u, w, i, dout_places);
-    bias[i] = p.bias && exists[i] ? p.bias[(w.d0 + row) * p.bias_stride] * KR_LOG2E : 0.0f;
+    bias[i] = p.bias && exists[i] ? p.bias[(w.d0 + row) * p.bias_stride] : 0.0f;
     skip[i] = !MODE && p.D_vec && exists[i] ? p.D_vec[(w.d0 + row) * p.D_stride] : 0.0f;
     copy_pack(u_row[i].place, u_row[i].from, exists[i] && w.begin + pack < w.end);
     copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && w.begin + pack < w.end);
-    if ((MODE == OUTPUT || MODE == CUT) && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+    if (MODE == CUT && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
     if (MODE == CUT) copy_pack(dout_row[i].place, dout_row[i].from, exists[i] && p.dout.data && w.begin + pack < w.end);
   }
   copy_bc(p, w, T, MODE, w.begin, bc_places);
   kr_commit_copies();
+  if (MODE == OUTPUT) {
+#pragma unroll
+    for (int i = 0; i < R; i++)
+      if (p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+    kr_commit_copies();
+  }
   float *kept = MODE >= SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
   const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
   int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
     kr_raw16 u[2];
-    kr_copied<0>();
+    if (MODE == OUTPUT) kr_copied<1>(); /* all but z */
+    else kr_copied<0>();
 #pragma unroll
     for (int i = 0; i < R; i++) {
       float dt[E], du[E];
       u[i] = *u_row[i].place;
-      step_sizes(p, *delta_row[i].place, bias[i], dt);
+      step_sizes(p.softplus, *delta_row[i].place, bias[i], dt);
       if (t0 + TL > w.end) {
 #pragma unroll
         for (int k = 0; k < E; k++) dt[k] = left > 0 ? dt[k] : 0.0f;
@@ -271,6 +284,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
         du[k] = dt[k] * pack_at(u[i], k, KR_DTYPE);
         if (MODE == STATE) sum_dt[i] += dt[k];
       }
+      if (MODE == OUTPUT) keep_packed(u[i]);
       if (MODE == CUT) keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt, sum_dt[i]);
       float *const at = s_dt + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack;
       if (w.lane / PACKS + i * (32 / PACKS) >= 64 / T) continue;
@@ -290,23 +304,31 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
         copy_pack(z_row[i].place, z_row[i].from, exists[i] && p.z.data && left > TL);
       }
       copy_bc(p, w, T, MODE, t0 + TL, bc_places);
-      kr_commit_copies();
     }
+    kr_commit_copies();
     kr_sync();
+    const int U = MODE == CUT ? 1 : 2; /* groups of four steps at once: what reads the next one does not wait for this one's sums */
     const float *step = near, *bc = s_bc + w.slot * 4;
 #pragma unroll 1
-    for (int k = 0; k < TL; k += 4, step += 4, bc += 4 * bc_rows(T, MODE)) {
-      kr_float4 y;
-      if (MODE >= SWEEP && k % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
-      advance4(T, MODE, step, far_by, by, bc, s, y);
+    for (int k = 0; k < TL; k += 4 * U, step += 4 * U, bc += 4 * U * bc_rows(T, MODE)) {
+      kr_float4 y[2];
+#pragma unroll
+      for (int j = 0; j < U; j++) {
+        if (MODE >= SWEEP && (k + 4 * j) % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
+        advance4(T, MODE, step + 4 * j, far_by, by, bc + 4 * j * bc_rows(T, MODE), s, y[j]);
+      }
       if (MODE) continue;
       kr_sync_warp(); /* the group has read dt u before y takes its place */
-      if ((w.slot & (T / 2 - 1)) == 0) *(kr_float4 *)(step + by) = y;
+      if ((w.slot & (T / 2 - 1)) == 0) {
+#pragma unroll
+        for (int j = 0; j < U; j++) *(kr_float4 *)(step + 4 * j + by) = y[j];
+      }
     }
     float *const swap = s_bc;
     s_bc = other, other = swap;
     kr_sync_warp();
     if (MODE) continue;
+    kr_copied<1>(); /* z */
 #pragma unroll
     for (int i = 0; i < R; i++) {
       if (exists[i] && left > 0) write_pack(p, s_dt + by + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack, u[i], skip[i], z_row[i].place, to[i]);

@@ -31,6 +31,14 @@ KR_DEV int thread_again(void) {
 #endif
 }
 
+/* What is tested of v here is tested here again, instead of being kept since the kernel began. */
+KR_DEV int again(int v) {
+#ifndef KR_EMULATE
+  asm volatile("" : "+r"(v));
+#endif
+  return v;
+}
+
 /* What the thread's number says. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that neighbours read the
  * same B and C. */
 KR_DEV void place_thread(back_place &w, const int T, int thread) {
@@ -91,39 +99,32 @@ KR_DEV back_shared lay_out(const back_place &w, const int T, unsigned char *base
   return m;
 }
 
-/* B and C: thread i has pack i mod 16 T of the tile, in T = 4 both halves of the block the same: rows first, then steps. */
-typedef struct back_bc {
-  const char *from[2];
-  int exist[2];
-} back_bc;
+/* Where the warp's rows lie: pairs of addresses, of its first channel's first step or of B's and C's first state. They wait, one pair in a
+ * thread's place of B, until the end of a tile: of the walk over steps they would take registers, and 64-bit products each tile. */
+enum { U, DELTA, DOUT, Z, DU, DDELTA, DZ, NONE, B_BASE, C_BASE, N_INPUTS = DU };
+enum { BYTES = 16 / E, TILE_BYTES = 16 * PACKS };
 
-KR_DEV back_bc bc_of(const kr_scan_plan &p, const back_place &w, const int T, int t0) {
-  back_bc s;
-#pragma unroll
-  for (int i = 0; i < n_own_bc(T); i++) {
-    const int id = (w.thread + i * THREADS) & (16 * T - 1), r = id & (8 * T - 1), is_C = r >= 4 * T, n = is_C ? r - 4 * T : r;
-    const kr_scan_mat &v = is_C ? p.C_mat : p.B_mat;
-    s.from[i] = (const char *)v.data + (w.b * v.b + w.g * v.g + n * v.n + t0 + id / (8 * T) * E) * (16 / E);
-    s.exist[i] = n < p.N;
-  }
-  return s;
+KR_DEV uint64_t first_of(const kr_rows &v, const back_place &w) { return (uint64_t)((const char *)v.data + (w.b * v.b + w.d0 * v.row) * BYTES); }
+KR_DEV uint64_t first_of(const kr_scan_mat &v, const back_place &w) { return (uint64_t)((const char *)v.data + (w.b * v.b + w.g * v.g) * BYTES); }
+
+/* What the thread keeps of them: 0 has the warp's place. */
+KR_DEV kr_raw16 entry_of(const kr_scan_plan &p, const back_place &w) {
+  uint64_t a = 0, b = 0;
+  if (w.lane == 1 + U / 2) a = first_of(p.u, w), b = first_of(p.delta, w);
+  if (w.lane == 1 + DOUT / 2) a = first_of(p.dout, w), b = first_of(p.z, w);
+  if (w.lane == 1 + DU / 2) a = first_of(p.du, w), b = first_of(p.ddelta, w);
+  if (w.lane == 1 + DZ / 2) a = first_of(p.dz, w);
+  if (w.lane == 1 + B_BASE / 2) a = first_of(p.B_mat, w), b = first_of(p.C_mat, w);
+  if (w.lane == 0) a = (uint32_t)w.b | (uint64_t)(uint32_t)w.d0 << 32, b = (uint32_t)w.g | (uint64_t)(uint32_t)w.n_channels << 32;
+  return {{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32)}};
 }
+
+KR_DEV char *address(const back_place &w, const back_shared &m, int of) { return (char *)(uintptr_t)((const uint64_t *)(m.raw_bc - w.lane))[2 + of]; }
 
 /* The lane's pack of a tile of u, delta, dout or z, of which it has a place of its own, or of du, ddelta or dz. */
-enum { U, DELTA, DOUT, Z, N_INPUTS };
-KR_DEV char *pack_of(const kr_rows &v, const back_place &w, int t0) { return (char *)v.data + (w.b * v.b + (w.d0 + w.row) * v.row + t0 + w.pack * E) * (16 / E); }
-
-/* The last tile of a chunk comes first, and is the one that may end early. */
-KR_DEV void copy_last_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const back_bc &bc, int t0, int exists) {
-  copy_pack(m.raw + U * THREADS, pack_of(p.u, w, t0), exists);
-  copy_pack(m.raw + DELTA * THREADS, pack_of(p.delta, w, t0), exists);
-  copy_pack(m.raw + DOUT * THREADS, pack_of(p.dout, w, t0), exists && p.dout.data);
-  copy_pack(m.raw + Z * THREADS, pack_of(p.z, w, t0), exists && p.z.data);
-#pragma unroll
-  for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc.from[i], bc.exist[i] && t0 + ((w.thread + i * THREADS) & (16 * T - 1)) / (8 * T) * E < w.end);
+KR_DEV char *pack_of(const kr_rows &v, const back_place &w, const back_shared &m, int of, int t0) {
+  return address(w, m, of) + (int64_t)w.row * ((int)v.row * BYTES) + (t0 + w.pack * E) * BYTES;
 }
-
-enum { TILE_BYTES = 16 * PACKS };
 
 /* The device fetches 16 bytes, and their neighbours, into its second cache. */
 KR_DEV void expect(const char *from) {
@@ -134,25 +135,39 @@ KR_DEV void expect(const char *from) {
 #endif
 }
 
-/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. */
-KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const back_bc &bc, int t0) {
+/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. Of B and C thread i has pack i mod 16 T of
+ * the tile, in T = 4 both halves of the block the same: rows first, then steps. */
+KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
-  const int is_row = w.row < w.n_channels && w.pack < PACKS;
+  const int is_row = w.row < w.n_channels && w.pack < PACKS && t0 + w.pack * E < w.end;
+  const char *bc[2];
 #pragma unroll
   for (int i = U; i < N_INPUTS; i++) {
-    if (i >= DOUT && !rows[i]->data) continue;
-    const char *const from = pack_of(*rows[i], w, t0);
+    if (i >= DOUT && !rows[i]->data) {
+      m.raw[i * THREADS] = kr_raw16{{0, 0, 0, 0}};
+      continue;
+    }
+    const char *const from = pack_of(*rows[i], w, m, i, t0);
     copy_pack(m.raw + i * THREADS, from, is_row);
     if (is_row && t0 > w.begin) expect(from - TILE_BYTES);
   }
+  int exist[2];
 #pragma unroll
-  for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc.from[i], bc.exist[i]);
+  for (int i = 0; i < n_own_bc(T); i++) {
+    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), r = id & (8 * T - 1), is_C = r >= 4u * T, n = r & (4 * T - 1);
+    const int t = t0 + id / (8 * T) * E;
+    bc[i] = address(w, m, B_BASE + is_C) + (int64_t)(int)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) + t * BYTES;
+    exist[i] = (int)n < p.N && t < w.end;
+  }
+  kr_sync_warp(); /* the addresses have been read */
+#pragma unroll
+  for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc[i], exist[i]);
 }
 
 KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T) {
 #pragma unroll
   for (int i = 0; i < n_own_bc(T); i++) {
-    const int id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? w.thread / 64 * 2 : 0, r = id & (8 * T - 1);
+    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? (unsigned)w.thread / 64 * 2 : 0, r = id & (8 * T - 1);
     const kr_raw16 raw = m.raw_bc[i * THREADS];
     float *const to = m.bc + id / (8 * T) * E * 8 * T;
 #pragma unroll
@@ -168,7 +183,7 @@ KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T) {
 KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int is_partial, int exists, float bias) {
   if (w.pack >= PACKS) return;
   float dt[E], g[E];
-  step_sizes(p, m.raw[DELTA * THREADS], bias, dt);
+  step_sizes(again(p.softplus), m.raw[DELTA * THREADS], bias, dt);
   const kr_raw16 u = m.raw[U * THREADS], dout = m.raw[DOUT * THREADS];
   if (is_partial) {
 #pragma unroll
@@ -277,7 +292,7 @@ KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, c
 
 /* The sums of dt before every 8 steps of a tile, one of a channel of the warp per lane. */
 KR_DEV void copy_sums(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
-  const int row = w.lane & (64 / T - 1), at = w.lane / (64 / T);
+  const int row = again(w.lane & (64 / T - 1)), at = w.lane / (64 / T);
   if (p.n_chunks > 1 && row < w.n_channels && at < TL / KR_SCAN_KEPT) kr_copy4(m.sums + w.lane, p.kept_dt + (w.b * p.n_kept + t0 / KR_SCAN_KEPT + at) * p.D + w.d0 + row);
 }
 
@@ -379,41 +394,59 @@ KR_DEV void store_pack(char *to, const float (&y)[E]) {
   kr_raw16 raw;
 #pragma unroll
   for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
+#ifdef KR_EMULATE
   *(kr_raw16 *)to = raw;
+#else
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(raw.w[0]), "r"(raw.w[1]), "r"(raw.w[2]), "r"(raw.w[3]));
+#endif
+}
+
+/* The lane's packs of the tile that has been walked, which the next one's replace meanwhile, and where their gradients go. */
+typedef struct back_end {
+  kr_raw16 u, dout, z;
+  char *du, *ddelta, *dz;
+} back_end;
+
+KR_DEV back_end end_of_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, int t0) {
+  return {m.raw[U * THREADS], m.raw[DOUT * THREADS], m.raw[Z * THREADS], pack_of(p.du, w, m, DU, t0), pack_of(p.ddelta, w, m, DDELTA, t0), pack_of(p.dz, w, m, DZ, t0)};
 }
 
 /* One gradient after the other: each reads the rows anew. */
-KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, float skip, int t0, float &dD, float &dbias) {
-  const kr_raw16 u = m.raw[U * THREADS], dout = m.raw[DOUT * THREADS];
+KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, back_end &end, float skip, float &dD, float &dbias) {
   const kr_float4 *const row = (const kr_float4 *)(m.rows + at_row(T, w.row) + w.pack * E * 4); /* dt, s1, s2, y */
   float v[E], g[E];
 #pragma unroll
   for (int k = 0; k < E; k++) {
     const kr_float4 r = row[k];
-    v[k] = kr_fma(pack_at(u, k, KR_DTYPE), r.v[1], KR_LN2 * r.v[2]);
-    if (p.softplus) v[k] *= kr_softplus_slope(r.v[0]);
-    dbias += v[k];
+    v[k] = kr_fma(pack_at(end.u, k, KR_DTYPE), r.v[1], KR_LN2 * r.v[2]), g[k] = r.v[0];
   }
-  if (p.ddelta.data) store_pack(pack_of(p.ddelta, w, t0), v);
+  if (again(p.softplus)) {
 #pragma unroll
-  for (int k = 0; k < E; k++) g[k] = pack_at(dout, k, KR_DTYPE);
+    for (int k = 0; k < E; k++) v[k] *= kr_softplus_slope(g[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < E; k += 2) dbias += v[k] + v[k + 1];
+  if (p.ddelta.data) store_pack(end.ddelta, v);
+  keep_packed(end.u);
+#pragma unroll
+  for (int k = 0; k < E; k++) g[k] = pack_at(end.dout, k, KR_DTYPE);
   if (p.z.data) {
-    const kr_raw16 z_raw = m.raw[Z * THREADS];
 #pragma unroll
     for (int k = 0; k < E; k++) {
-      const float z = pack_at(z_raw, k, KR_DTYPE), s = kr_sigmoid(z), gate = z * s;
-      v[k] = g[k] * kr_fma(skip, pack_at(u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
+      const float z = pack_at(end.z, k, KR_DTYPE), s = kr_sigmoid(z), gate = z * s;
+      v[k] = g[k] * kr_fma(skip, pack_at(end.u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
       g[k] *= gate;
     }
-    if (p.dz.data) store_pack(pack_of(p.dz, w, t0), v);
+    if (p.dz.data) store_pack(end.dz, v);
+    keep_packed(end.u);
   }
 #pragma unroll
   for (int k = 0; k < E; k++) {
     const kr_float2 r = *(const kr_float2 *)(row + k);
     v[k] = kr_fma(skip, g[k], r.v[0] * r.v[1]);
-    dD = kr_fma(g[k], pack_at(u, k, KR_DTYPE), dD);
+    dD = kr_fma(g[k], pack_at(end.u, k, KR_DTYPE), dD);
   }
-  if (p.du.data) store_pack(pack_of(p.du, w, t0), v);
+  if (p.du.data) store_pack(end.du, v);
 }
 
 KR_DEV void add4(kr_float4 &sum, const float *from) {
@@ -427,8 +460,8 @@ KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_s
   float *const to = p.part_bc + ((int64_t)kr_block_x() * p.L + t0) * (8 * T);
 #pragma unroll
   for (int i = 0; i < (TL * 2 * T + THREADS - 1) / THREADS; i++) {
-    const int id = w.thread + i * THREADS, step = id / (2 * T), j = id % (2 * T);
-    if (TL * 2 * T < THREADS && id >= TL * 2 * T) break;
+    const unsigned id = w.thread + i * THREADS, step = id / (2 * T), j = id % (2 * T);
+    if (TL * 2 * T < THREADS && id >= TL * 2u * T) break;
     const float *const from = m.parts + step * part_floats(T) + (T == 4 ? j / 4 * 32 + j % 4 * 4 : j * 4);
     const int half = T == 4 ? j / 4 * 16 : 0; /* B's columns begin with one half of the lanes, C's with the other: other banks */
     kr_float4 sum = *(const kr_float4 *)(from + half);
@@ -438,7 +471,7 @@ KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_s
       add4(sum, from + k * TL * part_floats(T) + half);
       if (T == 4) add4(sum, from + k * TL * part_floats(T) + 16 - half);
     }
-    if (t0 + step < end) *(kr_float4 *)(to + id * 4) = sum;
+    if (t0 + (int)step < end) *(kr_float4 *)(to + id * 4) = sum;
   }
 }
 
@@ -468,26 +501,29 @@ KR_DEV void write_initial(const kr_scan_plan &p, const back_place &w, const int 
 /* What the walk over steps does not need waits in the thread's places of delta and B, which have been read by then. */
 typedef struct back_own {
   float dD, dbias, bias, skip;
-  int b, d0, g, n_channels;
+  kr_raw16 entry;
 } back_own;
 
 KR_DEV void put_own(const back_shared &m, const back_own &o) {
   *(kr_float4 *)(m.raw + DELTA * THREADS) = kr_float4{{o.dD, o.dbias, o.bias, o.skip}};
-  *m.raw_bc = kr_raw16{{(uint32_t)o.b, (uint32_t)o.d0, (uint32_t)o.g, (uint32_t)o.n_channels}};
+  *m.raw_bc = o.entry;
 }
 
 KR_DEV back_own take_own(const back_shared &m) {
   const kr_float4 v = *(const kr_float4 *)(m.raw + DELTA * THREADS);
-  const kr_raw16 q = *m.raw_bc;
-  return {v.v[0], v.v[1], v.v[2], v.v[3], (int)q.w[0], (int)q.w[1], (int)q.w[2], (int)q.w[3]};
+  return {v.v[0], v.v[1], v.v[2], v.v[3], *m.raw_bc};
 }
 
-/* The thread's place in a tile's rows. */
-KR_DEV back_place place_again(const back_place &w, const back_own &own, const int T) {
+/* The thread's place in a tile's rows; the warp's is in its first thread's entry. */
+KR_DEV back_place place_again(const back_place &w, const int T) {
   back_place v = w;
   place_thread(v, T, thread_again());
-  v.b = own.b, v.d0 = own.d0, v.g = own.g, v.n_channels = own.n_channels;
   return v;
+}
+
+KR_DEV void take_place(back_place &w, const back_shared &m) {
+  const kr_raw16 q = *(m.raw_bc - w.lane);
+  w.b = (int)q.w[0], w.d0 = (int)q.w[1], w.g = (int)q.w[2], w.n_channels = (int)q.w[3];
 }
 
 KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
@@ -497,13 +533,15 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
   const int writes = (w.slot & (T / 2 - 1)) == 0, group = w.group & (32 / T - 1), is_row = w.row < w.n_channels && w.pack < PACKS;
   int t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
   float A[2][4], carry[2][4], dA[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-  back_own own = {0, 0, p.bias && is_row ? p.bias[(w.d0 + w.row) * p.bias_stride] * KR_LOG2E : 0.0f, p.D_vec && is_row ? p.D_vec[(w.d0 + w.row) * p.D_stride] : 0.0f, (int)w.b, (int)w.d0, w.g, w.n_channels};
+  back_own own = {0, 0, p.bias && is_row ? p.bias[(w.d0 + w.row) * p.bias_stride] : 0.0f, p.D_vec && is_row ? p.D_vec[(w.d0 + w.row) * p.D_stride] : 0.0f, entry_of(p, w)};
   const kr_scan_state all_A = {(float *)p.A, 0, p.A_d, p.A_n};
   fetch_view(w, T, p.N, all_A, KR_LOG2E, A);
   if (p.n_chunks > 1) fetch_states(p, w, T, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
   else fetch_view(w, T, p.N, p.dlast, 1.0f, carry);
   back_kept kept = {p.kept_state + ((w.b * p.n_kept + t0 / KR_SCAN_KEPT + TL / KR_SCAN_KEPT - 1) * p.D + w.d0 + group) * p.N_padded + w.slot * 4, p.D * p.N_padded, {group < w.n_channels, group + 32 / T < w.n_channels}};
-  copy_last_tile(p, w, m, T, bc_of(p, w, T, t0), t0, is_row && t0 + w.pack * E < w.end);
+  put_own(m, own);
+  kr_sync_warp();
+  copy_tile(p, w, m, T, t0);
   m.kept[0] = m.kept[THREADS] = kr_raw16{{0, 0, 0, 0}}, m.sums[w.lane] = 0;
   copy_sums(p, w, m, T, t0);
   copy_kept(m, T, kept);
@@ -513,10 +551,10 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
   const float *bc = m.bc + (w.order & (n_orders(T) - 1)) * bc_floats(T) + w.slot * 4 + (TL - 4) * 8 * T;
   float *part = m.parts + (w.warp * TL + TL - 4) * part_floats(T) + (T == 4 ? (w.lane & 1) * 16 : 0) + w.slot * 4 + w.order;
   for (; t0 >= w.begin; t0 -= TL) {
-    back_place v = place_again(w, own, T);
+    back_place v = place_again(w, T);
     back_shared at = lay_out(v, T, shared);
     kr_copied<0>();
-    stage_rows(p, v, at, T, t0 + TL > w.end, v.row < v.n_channels && t0 + v.pack * E < w.end, own.bias);
+    stage_rows(p, v, at, T, t0 + TL > w.end, t0 + v.pack * E < w.end, own.bias);
     turn_bc(v, at, T);
     put_own(at, own);
     kr_sync();
@@ -541,14 +579,14 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
     }
     near += TL * 4, far += TL * 4, bc += TL * 8 * T, part += TL * part_floats(T);
     kr_sync_warp();
-    v.thread = thread_again();
-    place_thread(v, T, v.thread);
+    v = place_again(w, T);
     at = lay_out(v, T, shared);
     own = take_own(at);
-    v = place_again(w, own, T);
-    if (v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, own.skip, t0, own.dD, own.dbias);
-    if (t0 > w.begin) copy_tile(p, v, at, T, bc_of(p, v, T, t0 - TL), t0 - TL), copy_sums(p, v, at, T, t0 - TL);
+    take_place(v, at);
+    back_end end = end_of_tile(p, v, at, t0);
+    if (t0 > w.begin) copy_tile(p, v, at, T, t0 - TL), copy_sums(p, v, at, T, t0 - TL);
     kr_commit_copies();
+    if (v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, end, own.skip, own.dD, own.dbias);
     kr_sync();
     write_parts(p, v, at, T, t0, w.end);
   }
