@@ -7,7 +7,7 @@ static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_
 static const kr_kernel block_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_block"), fours_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_fours");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
-enum { FEWEST_PACKS = 64, FEWEST_STEPS = 32, MOST_STEPS = 256, ENOUGH_RUNS = 4096, FAR_PACKS = 128, BLOCK_WARPS = KR_CONV_THREADS / 32, FEW_WARPS = 96 }; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS: for a multiprocessor */
+enum { FEWEST_PACKS = 64, FEWEST_STEPS = 8, FEW_STEPS = 32, MOST_STEPS = 256, FEW_RUNS = 8, ENOUGH_RUNS = 4096, FAR_PACKS = 128, BLOCK_WARPS = KR_CONV_THREADS / 32, FEW_WARPS = 96 }; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS, FEW_RUNS: for a multiprocessor */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -19,16 +19,20 @@ static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
+/* Runs of so many steps of 128 channels each. */
+static int64_t runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) { return a->B * (a->L / steps) * ((a->D + 127) / 128); }
+
 /* Steps of a run where channels are innermost: many where there are plenty, since each run computes three steps of the next one too. */
-static int32_t run_steps_of(const krait_causal_conv1d_bwd_args *a) {
-  int32_t steps = FEWEST_STEPS;
-  while (steps < MOST_STEPS && a->B * (a->L / (2 * steps)) * ((a->D + 127) / 128) >= ENOUGH_RUNS) steps *= 2;
+static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+  int32_t steps = FEW_STEPS;
+  while (steps < MOST_STEPS && runs_of(a, 2 * steps) >= ENOUGH_RUNS) steps *= 2;
+  while (steps > FEWEST_STEPS && runs_of(a, steps) < (int64_t)FEW_RUNS * kr_cuda_info(ctx->cuda)->n_multiprocessors) steps /= 2;
   return steps;
 }
 
 /* Blocks of 128 channels, and two runs for each warp. */
 static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
-  const int64_t run_steps = run_steps_of(a), blocks = (a->D + 127) / 128, runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t run_steps = run_steps_of(ctx, a), blocks = (a->D + 127) / 128, runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int64_t parts = blocks > 0 ? (wanted + blocks - 1) / blocks : 1, most = (runs + 2 * warps - 1) / (2 * warps);
   if (blocks * most < wanted / 2) most = (runs + warps - 1) / warps;
   if (parts > most) parts = most;
@@ -84,7 +88,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const int walk = whole && is_long(p.L / per_pack);
   const int fours = plain && !last && !whole && per_pack == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L));
   p.packs_per_row = kr_divisor_of(fours ? (p.L + 15) / 16 : whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
-  p.run_steps = run_steps_of(a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
+  p.run_steps = run_steps_of(ctx, a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
   const int far = walk && tier == KRAIT_CAP_CUDA_AMPERE && p.x.dtype != KRAIT_F32 && p.B * p.runs.by * p.run_packs >= (int64_t)FAR_PACKS * p.n_parts;
