@@ -49,13 +49,13 @@ static void default_bound(kr_case_tensor *t, int32_t dtype) {
 /* Random order of dimensions in memory, random padding; the last dimension innermost half the time. */
 static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const int64_t *shape) {
   int order[4] = {0, 1, 2, 3};
-  if (!c->contiguous && kr_case_chance(c, 0.5))
+  if (!c->contiguous && !c->anywhere && kr_case_chance(c, 0.5))
     for (int i = n_dims - 1; i > 0; i--) {
       int j = (int)kr_case_int(c, 0, i), swap = order[i];
       order[i] = order[j];
       order[j] = swap;
     }
-  int64_t stride = !c->contiguous && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
+  int64_t stride = !c->contiguous && !c->anywhere && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
   for (int i = n_dims - 1; i >= 0; i--) {
     view->stride[order[i]] = stride;
     stride *= shape[order[i]] > 0 ? shape[order[i]] : 1;
@@ -80,7 +80,7 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
     return;
   }
   memset(t->storage, POISON_BYTE, bytes);
-  view->data = t->storage + GUARD_ELEMENTS * krait_dtype_bytes(dtype);
+  view->data = t->storage + (size_t)(GUARD_ELEMENTS - (c->anywhere ? kr_case_int(c, 0, 7) : 0)) * krait_dtype_bytes(dtype);
   default_bound(t, dtype);
 }
 

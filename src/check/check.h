@@ -31,6 +31,7 @@ typedef struct kr_case {
   kr_case_tensor tensors[KR_CASE_MAX_VIEWS];
   int n_tensors;
   int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
+  int anywhere;   /* ... have the last dimension innermost without gaps, and begin at any element */
   char label[160]; /* what is special about this case, for the failure line */
   int32_t status;  /* first failure while it was made */
 } kr_case;
