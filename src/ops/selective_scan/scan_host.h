@@ -21,11 +21,17 @@ uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
 /* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
 int kr_scan_is_aligned(const kr_scan_plan *p);
+/* Whether that is not so, but rows are: time over lanes then reads them element by element. */
+int kr_scan_is_anywhere(const kr_scan_plan *p);
 
-/* Whether selective_scan_whole.cu walks along u, delta and B; its shared memory for y, for states alone, or for the gradient of a cut. */
+/* How the kernels for the usual call take the rows of a tensor: not, or wherever they begin, or in whole packs; kr_scan_plan.whole. */
+typedef enum kr_scan_fit { KR_SCAN_NO_FIT, KR_SCAN_ANYWHERE, KR_SCAN_PACKS } kr_scan_fit;
+/* The least of them. Absent rows fit. */
+kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const *rows);
+/* How selective_scan_whole.cu walks along u, delta, B and C; its shared memory for y, for states alone, or for the gradient of a cut. */
 typedef enum kr_scan_walk { KR_SCAN_OUTPUT, KR_SCAN_STATES, KR_SCAN_CUT } kr_scan_walk;
-int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p);
-uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk);
+kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p);
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit);
 
 /* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);

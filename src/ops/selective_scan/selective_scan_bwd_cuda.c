@@ -14,9 +14,10 @@ static const kr_kernel lanes_sum[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_b
 
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
 static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"), WHOLE("kr_scan_whole_sweep_t16")};
+static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_whole_sweep_any"), whole_cut_any[] = WHOLE("kr_scan_whole_cut_any");
 static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"), WHOLE("kr_scan_whole_cut_t16")};
 #define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
-static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")};
+static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")}, whole_back_any[] = WHOLE_BACK("kr_scan_whole_back_any");
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
@@ -87,24 +88,27 @@ static int states_over_lanes(const kr_scan_plan *p) {
   if (p->seq_idx) return p->N > 4;
   if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
   if (p->N <= 4) return 0;
-  if (p->L <= 16 * LANES_RUN) return p->u.dtype == KRAIT_F32 && p->N <= 16 && p->L > 32 && p->B * p->D >= 1 << 14;
+  if (p->L <= 16 * LANES_RUN) return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && p->B * p->D >= 1 << 14;
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
 /* Shared memory of selective_scan_whole_bwd.cu. */
-static uint32_t whole_back_bytes(const kr_scan_plan *p) {
+static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
   const int tile = p->u.dtype == KRAIT_F32 ? 8 : 16, orders = p->T == 16 ? 2 : 4, own = p->T == 16 ? 8 : 7, part = p->T == 16 ? 128 : 64;
-  const int rows = 4 * 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16), parts = 4 * tile * part;
-  return (uint32_t)(own * KR_SCAN_THREADS * 16 + (rows + bc + parts + KR_SCAN_THREADS) * 4);
+  const int warp_rows = 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16), parts = 4 * tile * part, landed = (4 * (64 / p->T) + 4 * p->T) * 3 * 4;
+  return (uint32_t)(own * KR_SCAN_THREADS * 16 + (4 * warp_rows + bc + parts + KR_SCAN_THREADS + (fit == KR_SCAN_ANYWHERE && landed > warp_rows ? 4 * landed : 0)) * 4);
 }
 
 /* The walk back takes 32 bits for a warp's rows. */
 static int is_near(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
-static int may_pack(const kr_scan_plan *p, const kr_rows *v) { return !v->data || (v->packs && v->dtype == p->u.dtype && is_near(v->row)); }
 
-static int is_whole_back(const krait_ctx *ctx, const kr_scan_plan *p) {
-  return kr_scan_is_whole(ctx, p) && p->C_mat.packs && is_near(p->B_mat.n) && is_near(p->C_mat.n) && may_pack(p, &p->u) && may_pack(p, &p->delta) && may_pack(p, &p->z) && may_pack(p, &p->dout) && may_pack(p, &p->du) && may_pack(p, &p->ddelta) && may_pack(p, &p->dz)
-    && 3 * whole_back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
+  const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
+  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows), least = fit < rest ? fit : rest;
+  for (int i = 0; i < 7; i++)
+    if (rows[i]->data && !is_near(rows[i]->row)) return KR_SCAN_NO_FIT;
+  if (!is_near(p->B_mat.n) || !is_near(p->C_mat.n) || 3 * whole_back_bytes(p, least) > kr_cuda_info(ctx->cuda)->shared_bytes) return KR_SCAN_NO_FIT;
+  return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
 }
 
 /* Returns whether the fast kernels take the call; else *p is nothing. */
@@ -127,16 +131,17 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  else if (is_whole_back(ctx, p)) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
+  else if (back_fit(ctx, p)) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
   return (p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
 static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
-  const int whole = is_whole_back(ctx, p), cut = p->n_chunks > 1;
-  const kr_kernel *of_whole = cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
+  const int cut = p->n_chunks > 1;
+  const kr_scan_fit whole = back_fit(ctx, p);
+  const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any) : !whole ? NULL : cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
   const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : shared_bytes(p, 0);
+  const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .z = cut && !whole ? 2 : 1, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   if (p->TT && p->n_kept == 0) return;
@@ -148,7 +153,8 @@ static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  if (is_whole_back(ctx, p)) return whole_back[p->T_shift - 2];
+  const kr_scan_fit whole = back_fit(ctx, p);
+  if (whole) return whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
   if (p->seq_idx) return back_packed;
   if (p->S == 1) return back_s1;
@@ -165,7 +171,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_chain chain = {.n = 0};
   sweep(&chain, ctx, &p, a->call.scratch, stream);
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : is_whole_back(ctx, &p) ? whole_back_bytes(&p) : back_shared_bytes(&p), .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : back_fit(ctx, &p) ? whole_back_bytes(&p, back_fit(ctx, &p)) : back_shared_bytes(&p), .stream = stream};
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
   const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;

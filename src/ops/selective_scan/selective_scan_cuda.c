@@ -8,8 +8,8 @@
 #define KERNELS(name) KR_BY_TYPE("selective_scan", name)
 static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
-static const kr_kernel whole[3][3] = {WHOLE("kr_scan_whole_t4"), WHOLE("kr_scan_whole_t8"), WHOLE("kr_scan_whole_t16")};
-static const kr_kernel whole_state[3][3] = {WHOLE("kr_scan_whole_state_t4"), WHOLE("kr_scan_whole_state_t8"), WHOLE("kr_scan_whole_state_t16")};
+static const kr_kernel whole[3][3] = {WHOLE("kr_scan_whole_t4"), WHOLE("kr_scan_whole_t8"), WHOLE("kr_scan_whole_t16")}, whole_any[] = WHOLE("kr_scan_whole_any");
+static const kr_kernel whole_state[3][3] = {WHOLE("kr_scan_whole_state_t4"), WHOLE("kr_scan_whole_state_t8"), WHOLE("kr_scan_whole_state_t16")}, whole_state_any[] = WHOLE("kr_scan_whole_state_any");
 static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KERNELS("kr_scan_state_s1");
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes", name)
 static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")}, lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
@@ -112,23 +112,39 @@ static void cut_short(kr_scan_plan *p) {
   p->brief = p->n_chunks = 1;
 }
 
-uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk) {
-  enum { PACKS = KR_SCAN_WHOLE_PACKS };
+/* As scan_whole lays it out. */
+uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit) {
+  enum { PACKS = KR_SCAN_WHOLE_PACKS, WARPS = KR_SCAN_THREADS / 32 };
   const int rows = (walk == KR_SCAN_STATES ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32, tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
-  const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16), inputs = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 3 : 4;
-  return (uint32_t)(inputs * per_lane * KR_SCAN_THREADS * 16 + rows * PACKS * 16 + (walk == KR_SCAN_CUT ? 3 : 2) * KR_SCAN_THREADS / 32 * warp_floats * 4 + 2 * rows * tile * 4);
+  const int inputs = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 3 : 4, arrays = walk == KR_SCAN_CUT ? 3 : 2, any = fit == KR_SCAN_ANYWHERE;
+  const int places = any ? WARPS * (64 / p->T) * (PACKS + 1) : per_lane * KR_SCAN_THREADS, bc_places = !any ? rows * PACKS : walk == KR_SCAN_OUTPUT ? rows : 0;
+  const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16) - (any ? 16 : 0), bc_floats = rows * tile + (any ? 32 : 0);
+  return (uint32_t)((inputs * places + bc_places) * 16 + (arrays * WARPS * warp_floats + 2 * bc_floats) * 4);
 }
 
-/* Less than three blocks on a multiprocessor would wait for shared memory. */
-int kr_scan_is_whole(const krait_ctx *ctx, const kr_scan_plan *p) {
-  const int64_t per_pack = p->u.dtype == KRAIT_F32 ? 4 : 8;
-  return !p->TT && !p->brief && p->S == 4 && p->T <= 16 && !p->mixed && !p->seq_idx && p->L > 0 && p->L % per_pack == 0 && p->L < 1 << 28 && p->u.packs && p->delta.packs && p->B_mat.packs
-    && 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const *rows) {
+  kr_scan_fit fit = KR_SCAN_PACKS;
+  for (int i = 0; i < n; i++) {
+    if (!rows[i]->data) continue;
+    if (rows[i]->t != 1 || rows[i]->dtype != p->u.dtype) return KR_SCAN_NO_FIT;
+    if (!rows[i]->packs) fit = KR_SCAN_ANYWHERE;
+  }
+  return fit;
 }
 
-/* What selective_scan_whole.cu takes in forward calls. */
-static int is_whole(const krait_ctx *ctx, const kr_scan_plan *p) {
-  return kr_scan_is_whole(ctx, p) && !p->add.data && (!p->z.data || p->z.packs) && p->out.packs && p->out.dtype == p->u.dtype && p->C_mat.packs;
+/* Less than three blocks on a multiprocessor would wait for shared memory. Rows that begin anywhere: N to 16. */
+kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
+  if (p->TT || p->brief || p->S != 4 || p->T > 16 || p->mixed || p->seq_idx || p->offsets || p->L <= 0 || p->L >= 1 << 28 || p->B_mat.t != 1 || p->C_mat.t != 1) return KR_SCAN_NO_FIT;
+  kr_scan_fit fit = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->u, &p->delta});
+  if (p->L % (p->u.dtype == KRAIT_F32 ? 4 : 8) || !p->B_mat.packs || !p->C_mat.packs) fit = fit == KR_SCAN_PACKS ? KR_SCAN_ANYWHERE : fit;
+  if (fit == KR_SCAN_ANYWHERE && p->T != 4) return KR_SCAN_NO_FIT;
+  return 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, fit) <= kr_cuda_info(ctx->cuda)->shared_bytes ? fit : KR_SCAN_NO_FIT;
+}
+
+/* How selective_scan_whole.cu takes a forward call. */
+static kr_scan_fit whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
+  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->z, &p->out}), least = fit < rest ? fit : rest;
+  return p->add.data || (least == KR_SCAN_ANYWHERE && p->T != 4) ? KR_SCAN_NO_FIT : least;
 }
 
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
@@ -170,6 +186,8 @@ int kr_scan_is_aligned(const kr_scan_plan *p) {
     && rows_are_aligned(p, &p->dout) && rows_are_aligned(p, &p->du) && rows_are_aligned(p, &p->ddelta) && rows_are_aligned(p, &p->dz);
 }
 
+int kr_scan_is_anywhere(const kr_scan_plan *p) { return p->S == 4 && p->u.t == 1 && !p->mixed && !kr_scan_is_aligned(p); }
+
 /* Sequences by offsets are batch entries that share one row of every tensor but the states. */
 static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
   if (!kr_has(&a->cu_seqlens)) return;
@@ -178,14 +196,17 @@ static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
   p->u.packs = p->delta.packs = p->z.packs = p->out.packs = p->B_mat.packs = p->C_mat.packs = 0; /* sequences begin anywhere */
 }
 
+/* Whether as many blocks, in rounds of one per multiprocessor, leave less than a sixth idle. */
+static int fills_rounds(int64_t n_blocks, int64_t n_multiprocessors) { return 5 * ((n_blocks + n_multiprocessors - 1) / n_multiprocessors * n_multiprocessors) <= 6 * n_blocks; }
+
 /* Measured on an H200, as everything here: a few steps, a few states or a few channels are better off with time over lanes. */
 static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
   const int64_t channels = p->B * p->D;
   if (p->seq_idx && p->L <= 8 * LANES_RUN) return 1;
   if (p->N <= 4) return 0;
   if (p->L <= SHORT_STEPS) return p->N <= 64 ? channels * p->N >= 1 << 17 : channels * p->N >= 1 << 18 && p->L > 4;
-  if (p->L <= 8 * LANES_RUN) return p->u.dtype == KRAIT_F32 && p->N <= 16 && p->L > 32 && channels >= 1 << 14;
-  if (p->N <= 16 && p->D_group >= 1024 && channels < 1 << 14 && (p->L <= 4096 || channels >= 4096) && kr_scan_is_aligned(p)) return 0;
+  if (p->L <= 8 * LANES_RUN) return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && channels >= 1 << 14;
+  if (p->N <= 16 && p->D_group >= 1024 && channels < 1 << 14 && (p->L <= 4096 || channels >= 4096) && kr_scan_is_aligned(p) && fills_rounds((channels + 3) / 4, n_multiprocessors)) return 0;
   if (p->N <= 16) return p->D_group > 16 && (channels > n_multiprocessors || p->L >= 1 << 14);
   if (p->N <= 32) return 1;
   return channels <= 1024 || (channels >= 4096 && (p->N <= 64 || channels <= 8192));
@@ -219,9 +240,9 @@ void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
 
 /* Every chunk's first state. */
 static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
-  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES) : kr_scan_shared_bytes(p);
+  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES, p->whole) : kr_scan_shared_bytes(p);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
-  const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
+  const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole == KR_SCAN_ANYWHERE ? whole_state_any : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -231,15 +252,15 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   if (p->brief) return brief;
   if (p->TT) return p->seq_idx ? lanes_packed : p->TT == 8 ? lanes_t8[p->direct] : p->TT == 32 ? lanes_t32[p->direct] : lanes_wide;
-  if (p->whole) return whole[p->T_shift - 2];
+  if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_any : whole[p->T_shift - 2];
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
 static void add_scan(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
-  p->direct = kr_scan_is_aligned(p), p->whole = is_whole(ctx, p);
-  if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT);
+  p->direct = kr_scan_is_aligned(p), p->whole = whole_fit(ctx, p);
+  if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) chunk_starts(chain, p, scratch, stream);
   kr_chain_add(chain, &kernel_of(p)[p->u.dtype], &grid, p);

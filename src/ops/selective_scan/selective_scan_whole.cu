@@ -1,5 +1,6 @@
 /* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C per time
  * step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T lanes of four.
+ * _any, for N to 16: such rows, but of any length, that begin anywhere (whole.cuh).
  *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
  *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
  *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps
@@ -46,20 +47,32 @@ KR_DEV int n_rows(const int T) { return (64 / T * PACKS + 31) / 32; }
 
 /* The channel c of 2 of a group is row group + 32 / T * c of the warp; the second half lies 16 banks further. */
 KR_DEV int second(const int T) { return 32 / T * WIDTH + 16; }
-KR_DEV int warp_floats(const int T) { return 2 * second(T); }
+KR_DEV int warp_floats(const int T, const int ANY) { return 2 * second(T) - (ANY ? 16 : 0); }
 KR_DEV int at_row(const int T, int row) { return row * WIDTH + (row >= 32 / T ? 16 : 0); }
 
-/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go. */
+/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go; ANY: one for the next block follows those of a row. */
 typedef struct whole_row {
   const char *from;
   kr_raw16 *place;
 } whole_row;
 
-KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, int i, kr_raw16 *places) {
+KR_DEV int n_places(const int T, const int ANY) { return ANY ? THREADS / 32 * (64 / T) * (PACKS + 1) : n_rows(T) * THREADS; }
+
+KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, const int ANY, int i, kr_raw16 *places) {
   const int row = w.lane / PACKS + i * (32 / PACKS);
   const int64_t offset = w.b * v.b + (w.d0 + row) * v.row + w.begin + w.lane % PACKS * E;
+  if (ANY) return {(const char *)v.data + offset * (16 / E), places + (w.thread / 32 * (32 / PACKS) * n_rows(4) + row) * (PACKS + 1) + w.lane % PACKS};
   return {(const char *)v.data + offset * (16 / E), places + i * THREADS + w.thread};
 }
+
+/* left: steps from the lane's pack to the chunk's end; not ANY: whether there are any. inside: all packs of the tile, and the next one, exist. */
+KR_DEV void copy_row(const int ANY, const whole_place &w, const whole_row &r, int exists, int left, int inside, int begins) {
+  const int at = w.lane % PACKS;
+  if (ANY) copy_anywhere(r.place, r.place + 1, r.from, exists, left * (16 / E), at == PACKS - 1, inside, begins && at == 0);
+  else copy_pack(r.place, r.from, exists && left > 0);
+}
+
+KR_DEV kr_raw16 read_row(const int ANY, const whole_row &r) { return ANY ? read_anywhere(r.place, r.place + 1, misfit(r.from)) : *r.place; }
 
 /* B and C of a tile: pack id is row id % (8 T), steps id / (8 T) * E ... */
 KR_DEV int bc_rows(const int T, const int MODE) { return (MODE == OUTPUT || MODE == CUT ? 8 : 4) * T; }
@@ -90,13 +103,54 @@ KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_
   }
 }
 
+/* ANY: the lane's pack of B or C, row id / PACKS, so that a warp has all of a row. The blocks lie in the gaps behind the rows of s_dt and what
+ * follows it, `extra` where there are too few. Four steps of s_bc have a gap, too: what a warp turns lies in all banks. */
+typedef struct whole_bc {
+  kr_raw16 *place, *next;
+  int row, at;
+} whole_bc;
+
+KR_DEV int bc_gap(const int ANY) { return ANY ? 128 / TL : 0; }
+KR_DEV int bc_floats(const int T, const int MODE, const int ANY) { return TL * bc_rows(T, MODE) + TL / 4 * bc_gap(ANY); }
+
+KR_DEV kr_raw16 *gap_at(const int T, float *s_all, unsigned id) {
+  const unsigned n_rows = 64 / T; /* of a warp; the warps of the next array follow those of the first */
+  return (kr_raw16 *)(s_all + id / n_rows * warp_floats(T, 1) + at_row(T, (int)(id % n_rows)) + TL);
+}
+
+KR_DEV whole_bc bc_of(const int T, const int MODE, unsigned thread, float *s_all, kr_raw16 *extra) {
+  const unsigned r = thread / PACKS, after = bc_rows(T, MODE) * PACKS + r;
+  kr_raw16 *const place = gap_at(T, s_all, thread), *const behind = MODE == OUTPUT ? extra + r : gap_at(T, s_all, after);
+  return {place, thread % PACKS < PACKS - 1 ? place + WIDTH / 4 : behind, (int)r, (int)(thread % PACKS)};
+}
+
+KR_DEV const char *bc_from(const kr_scan_plan &p, const whole_place &w, const int T, const whole_bc &s) {
+  const int is_C = s.row >= 4 * T, n = is_C ? s.row - 4 * T : s.row;
+  const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
+  return (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + w.begin + s.at * E) * (16 / E);
+}
+
+KR_DEV void copy_bc_any(const kr_scan_plan &p, const int T, const int MODE, const whole_bc &s, const char *from, int left_of_tile, int inside, int begins) {
+  const int n = s.row >= 4 * T ? s.row - 4 * T : s.row;
+  if (s.row < bc_rows(T, MODE)) copy_anywhere(s.place, s.next, from, n < p.N, (left_of_tile - s.at * E) * (16 / E), s.at == PACKS - 1, inside, begins && s.at == 0);
+}
+
+KR_DEV void turn_bc_any(const int T, const int MODE, const whole_bc &s, const char *from, float *s_bc) {
+  const int rows = bc_rows(T, MODE);
+  if (s.row >= rows) return;
+  const kr_raw16 raw = read_anywhere(s.place, s.next, misfit(from));
+  float *to = s_bc + s.at * (E * rows + E / 4 * bc_gap(1)) + s.row;
+#pragma unroll
+  for (int k = 0; k < E; k++) to[k * rows + k / 4 * bc_gap(1)] = pack_at(raw, k, KR_DTYPE);
+}
+
 KR_DEV void put_pack(float *to, const float (&v)[E]) {
 #pragma unroll
   for (int half = 0; half < E; half += 4) *(kr_float4 *)(to + half) = kr_float4{{v[half], v[half + 1], v[half + 2], v[half + 3]}};
 }
 
-/* y of a pack: plus D u, times silu(z), to memory. */
-KR_DEV void write_pack(const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip, const kr_raw16 *z, char *to) {
+/* y of a pack: plus D u, times silu(z), to memory, or in ANY to shared memory. */
+KR_DEV void write_pack(const int ANY, const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip, const whole_row &z, char *to) {
   float y[E];
 #pragma unroll
   for (int half = 0; half < E; half += 4) {
@@ -105,14 +159,23 @@ KR_DEV void write_pack(const kr_scan_plan &p, const float *s_y, const kr_raw16 &
     for (int k = 0; k < 4; k++) y[half + k] = kr_fma(skip, pack_at(u, half + k, KR_DTYPE), q.v[k]);
   }
   if (p.z.data) {
-    const kr_raw16 raw = *z;
+    const kr_raw16 raw = read_row(ANY, z);
 #pragma unroll
     for (int k = 0; k < E; k++) y[k] *= gate_of(pack_at(raw, k, KR_DTYPE));
   }
-  kr_raw16 out;
+  *(kr_raw16 *)to = round_pack(y);
+}
+
+/* ANY: the rows of the warp's tile that begins at t0, which lie as packs where dt was, to memory. */
+KR_DEV void write_rows(const kr_scan_plan &p, const whole_place &w, const int T, const float *s_dt, int64_t t0) {
+  enum { WORDS = PACKS * 4, AT_ONCE = 32 / WORDS };
+  const int word = w.lane % WORDS, left = (int)(w.end - t0);
+  char *to = (char *)p.out.data + (w.b * p.out.b + (w.d0 + w.lane / WORDS) * p.out.row + t0) * (16 / E);
 #pragma unroll
-  for (int k = 0; k < 4; k++) out.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
-  *(kr_raw16 *)to = out;
+  for (int i = 0; i < 64 / T; i += AT_ONCE, to += AT_ONCE * p.out.row * (16 / E)) {
+    const uint32_t *const from = (const uint32_t *)(s_dt + at_row(T, i + w.lane / WORDS)) + word;
+    if (i + w.lane / WORDS < w.n_channels) store_word(to, word, WORDS, from[0], from[word < WORDS - 1], left);
+  }
 }
 
 /* Four states of two channels; decays up to here, and the gradient of the first states from the steps up to here. */
@@ -224,14 +287,14 @@ KR_DEV void output_gradients(const kr_scan_plan &p, const kr_raw16 &dout, const 
   for (int k = 0; k < E; k++) g[k] *= kr_silu(pack_at(z, k, KR_DTYPE));
 }
 
-KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
+KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const int ANY) {
   KR_DYNAMIC_SHARED(shared);
   const whole_place w = place_warp(p, T);
-  const int R = n_rows(T), bc_floats = TL * bc_rows(T, MODE), by = THREADS / 32 * warp_floats(T);
-  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * R * THREADS, *const dout_places = z_places + (MODE == OUTPUT || MODE == CUT ? R * THREADS : 0);
-  kr_raw16 *const bc_places = dout_places + (MODE == CUT ? R * THREADS : 0);
-  float *const s_dt = (float *)(bc_places + bc_rows(T, MODE) * PACKS) + w.thread / 32 * warp_floats(T);
-  float *s_bc = (float *)(bc_places + bc_rows(T, MODE) * PACKS) + (MODE == CUT ? 3 : 2) * by, *other = s_bc + bc_floats;
+  const int R = n_rows(T), by = THREADS / 32 * warp_floats(T, ANY);
+  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * n_places(T, ANY), *const dout_places = z_places + (MODE == OUTPUT || MODE == CUT ? n_places(T, ANY) : 0);
+  kr_raw16 *const bc_places = dout_places + (MODE == CUT ? n_places(T, ANY) : 0);
+  float *const s_all = (float *)(bc_places + (!ANY ? bc_rows(T, MODE) * PACKS : MODE == OUTPUT ? bc_rows(T, MODE) : 0)), *const s_dt = s_all + w.thread / 32 * warp_floats(T, ANY);
+  float *s_bc = s_all + (MODE == CUT ? 3 : 2) * by, *other = s_bc + bc_floats(T, MODE, ANY);
   float *const near = s_dt + at_row(T, w.group) + (w.swap ? second(T) : 0);
   const int far_by = w.swap ? -second(T) : second(T), pack = w.lane % PACKS * E;
   whole_row u_row[2], delta_row[2], z_row[2], dout_row[2];
@@ -244,23 +307,29 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
   for (int i = 0; i < R; i++) {
     const int row = w.lane / PACKS + i * (32 / PACKS);
     exists[i] = row < w.n_channels;
-    u_row[i] = row_of(p.u, w, i, places), delta_row[i] = row_of(p.delta, w, i, places + R * THREADS);
-    if (MODE == OUTPUT || MODE == CUT) z_row[i] = row_of(p.z.data ? p.z : p.u, w, i, z_places);
-    if (MODE == OUTPUT) to[i] = (char *)row_of(p.out, w, i, places).from;
-    if (MODE == CUT) dout_row[i] = row_of(p.dout.data ? p.dout : p.u, w, i, dout_places);
+    u_row[i] = row_of(p.u, w, ANY, i, places), delta_row[i] = row_of(p.delta, w, ANY, i, places + n_places(T, ANY));
+    if (MODE == OUTPUT || MODE == CUT) z_row[i] = row_of(p.z.data ? p.z : p.u, w, ANY, i, z_places);
+    if (MODE == OUTPUT) to[i] = (char *)row_of(p.out, w, ANY, i, places).from;
+    if (MODE == CUT) dout_row[i] = row_of(p.dout.data ? p.dout : p.u, w, ANY, i, dout_places);
     bias[i] = p.bias && exists[i] ? p.bias[(w.d0 + row) * p.bias_stride] : 0.0f;
     skip[i] = !MODE && p.D_vec && exists[i] ? p.D_vec[(w.d0 + row) * p.D_stride] : 0.0f;
-    copy_pack(u_row[i].place, u_row[i].from, exists[i] && w.begin + pack < w.end);
-    copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && w.begin + pack < w.end);
-    if (MODE == CUT && p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
-    if (MODE == CUT) copy_pack(dout_row[i].place, dout_row[i].from, exists[i] && p.dout.data && w.begin + pack < w.end);
+    const int left = ANY ? (int)(w.end - w.begin) - pack : w.begin + pack < w.end;
+    copy_row(ANY, w, u_row[i], exists[i], left, 0, 1);
+    copy_row(ANY, w, delta_row[i], exists[i], left, 0, 1);
+    if (MODE == CUT && p.z.data) copy_row(ANY, w, z_row[i], exists[i], left, 0, 1);
+    if (MODE == CUT) copy_row(ANY, w, dout_row[i], exists[i] && p.dout.data, left, 0, 1);
   }
-  copy_bc(p, w, T, MODE, w.begin, bc_places);
+  const char *bc_next = 0;
+  if (ANY) {
+    const whole_bc own = bc_of(T, MODE, (unsigned)w.thread, s_all, bc_places);
+    bc_next = bc_from(p, w, T, own);
+    copy_bc_any(p, T, MODE, own, bc_next, (int)(w.end - w.begin), 0, 1);
+  } else copy_bc(p, w, T, MODE, w.begin, bc_places);
   kr_commit_copies();
   if (MODE == OUTPUT) {
 #pragma unroll
     for (int i = 0; i < R; i++)
-      if (p.z.data) copy_pack(z_row[i].place, z_row[i].from, exists[i] && w.begin + pack < w.end);
+      if (p.z.data) copy_row(ANY, w, z_row[i], exists[i], ANY ? (int)(w.end - w.begin) - pack : w.begin + pack < w.end, 0, 1);
     kr_commit_copies();
   }
   float *kept = MODE >= SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
@@ -268,16 +337,18 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
   int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
     kr_raw16 u[2];
+    const int inside = t0 + 2 * TL + E <= w.end;
     if (MODE == OUTPUT) kr_copied<1>(); /* all but z */
     else kr_copied<0>();
+    if (ANY) kr_sync_warp();
 #pragma unroll
     for (int i = 0; i < R; i++) {
       float dt[E], du[E];
-      u[i] = *u_row[i].place;
-      step_sizes(p.softplus, *delta_row[i].place, bias[i], dt);
+      u[i] = read_row(ANY, u_row[i]);
+      step_sizes(p.softplus, read_row(ANY, delta_row[i]), bias[i], dt);
       if (t0 + TL > w.end) {
 #pragma unroll
-        for (int k = 0; k < E; k++) dt[k] = left > 0 ? dt[k] : 0.0f;
+        for (int k = 0; k < E; k++) dt[k] = ANY ? until(dt[k], k, left) : left > 0 ? dt[k] : 0.0f;
       }
 #pragma unroll
       for (int k = 0; k < E; k++) {
@@ -289,33 +360,45 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
       float *const at = s_dt + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack;
       if (w.lane / PACKS + i * (32 / PACKS) >= 64 / T) continue;
       put_pack(at, dt), put_pack(at + by, du);
-      if (MODE == CUT) output_gradients(p, *dout_row[i].place, *z_row[i].place, dt), put_pack(at + 2 * by, dt);
+      if (MODE == CUT) output_gradients(p, read_row(ANY, dout_row[i]), read_row(ANY, z_row[i]), dt), put_pack(at + 2 * by, dt);
     }
-    turn_bc(w, T, MODE, bc_places, s_bc);
+    whole_bc own;
+    if (ANY) own = bc_of(T, MODE, (unsigned)thread_again(), s_all, bc_places), turn_bc_any(T, MODE, own, bc_next, s_bc);
+    else turn_bc(w, T, MODE, bc_places, s_bc);
+    if (ANY) kr_sync_warp(); /* others have read what this lane copied */
     if (t0 + TL < w.end) {
 #pragma unroll
       for (int i = 0; i < R; i++) {
         u_row[i].from += 16 * PACKS, delta_row[i].from += 16 * PACKS;
-        copy_pack(u_row[i].place, u_row[i].from, exists[i] && left > TL);
-        copy_pack(delta_row[i].place, delta_row[i].from, exists[i] && left > TL);
-        if (MODE != CUT) continue;
-        dout_row[i].from += 16 * PACKS, z_row[i].from += 16 * PACKS;
-        copy_pack(dout_row[i].place, dout_row[i].from, exists[i] && p.dout.data && left > TL);
-        copy_pack(z_row[i].place, z_row[i].from, exists[i] && p.z.data && left > TL);
+        if (MODE == CUT) dout_row[i].from += 16 * PACKS, z_row[i].from += 16 * PACKS;
       }
-      copy_bc(p, w, T, MODE, t0 + TL, bc_places);
+      bc_next += 16 * PACKS;
+#pragma unroll
+      for (int in = 1; in >= 0; in--) {
+        if (in != (ANY && inside)) continue;
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+          copy_row(ANY, w, u_row[i], exists[i], left - TL, in, 0);
+          copy_row(ANY, w, delta_row[i], exists[i], left - TL, in, 0);
+          if (MODE != CUT) continue;
+          copy_row(ANY, w, dout_row[i], exists[i] && p.dout.data, left - TL, in, 0);
+          copy_row(ANY, w, z_row[i], exists[i] && p.z.data, left - TL, in, 0);
+        }
+        if (ANY) copy_bc_any(p, T, MODE, own, bc_next, (int)(w.end - t0) - TL, in, 0);
+      }
+      if (!ANY) copy_bc(p, w, T, MODE, t0 + TL, bc_places);
     }
     kr_commit_copies();
     kr_sync();
     const int U = MODE == CUT ? 1 : 2; /* groups of four steps at once: what reads the next one does not wait for this one's sums */
     const float *step = near, *bc = s_bc + w.slot * 4;
 #pragma unroll 1
-    for (int k = 0; k < TL; k += 4 * U, step += 4 * U, bc += 4 * U * bc_rows(T, MODE)) {
+    for (int k = 0; k < TL; k += 4 * U, step += 4 * U, bc += U * (4 * bc_rows(T, MODE) + bc_gap(ANY))) {
       kr_float4 y[2];
 #pragma unroll
       for (int j = 0; j < U; j++) {
         if (MODE >= SWEEP && (k + 4 * j) % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
-        advance4(T, MODE, step + 4 * j, far_by, by, bc + 4 * j * bc_rows(T, MODE), s, y[j]);
+        advance4(T, MODE, step + 4 * j, far_by, by, bc + j * (4 * bc_rows(T, MODE) + bc_gap(ANY)), s, y[j]);
       }
       if (MODE) continue;
       kr_sync_warp(); /* the group has read dt u before y takes its place */
@@ -329,11 +412,20 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
     kr_sync_warp();
     if (MODE) continue;
     kr_copied<1>(); /* z */
+    if (ANY) kr_sync_warp();
 #pragma unroll
     for (int i = 0; i < R; i++) {
-      if (exists[i] && left > 0) write_pack(p, s_dt + by + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack, u[i], skip[i], z_row[i].place, to[i]);
+      const int row = w.lane / PACKS + i * (32 / PACKS);
+      if (exists[i] && left > 0) write_pack(ANY, p, s_dt + by + at_row(T, row) + pack, u[i], skip[i], z_row[i], ANY ? (char *)(s_dt + at_row(T, row)) + w.lane % PACKS * 16 : to[i]);
       to[i] += 16 * PACKS;
-      if (p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_pack(z_row[i].place, z_row[i].from, exists[i] && left > TL);
+      if (!ANY && p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
+    }
+    if (ANY) {
+      kr_sync_warp();
+#pragma unroll
+      for (int i = 0; i < R; i++)
+        if (p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
+      write_rows(p, w, T, s_dt, t0);
     }
     kr_commit_copies();
     kr_sync_warp(); /* y is read before the next tile's dt u */
@@ -347,15 +439,20 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t4(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t8(const kr_scan_plan p) { scan_whole(p, 8, OUTPUT); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t16(const kr_scan_plan p) { scan_whole(p, 16, OUTPUT); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t4(const kr_scan_plan p) { scan_whole(p, 4, STATE); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t8(const kr_scan_plan p) { scan_whole(p, 8, STATE); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_scan_plan p) { scan_whole(p, 16, STATE); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) { scan_whole(p, 4, SWEEP); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) { scan_whole(p, 8, SWEEP); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) { scan_whole(p, 16, SWEEP); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t4(const kr_scan_plan p) { scan_whole(p, 4, CUT); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t8(const kr_scan_plan p) { scan_whole(p, 8, CUT); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t16(const kr_scan_plan p) { scan_whole(p, 16, CUT); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t4(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t8(const kr_scan_plan p) { scan_whole(p, 8, OUTPUT, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t16(const kr_scan_plan p) { scan_whole(p, 16, OUTPUT, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t4(const kr_scan_plan p) { scan_whole(p, 4, STATE, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t8(const kr_scan_plan p) { scan_whole(p, 8, STATE, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_scan_plan p) { scan_whole(p, 16, STATE, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) { scan_whole(p, 4, SWEEP, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) { scan_whole(p, 8, SWEEP, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) { scan_whole(p, 16, SWEEP, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t4(const kr_scan_plan p) { scan_whole(p, 4, CUT, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t8(const kr_scan_plan p) { scan_whole(p, 8, CUT, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t16(const kr_scan_plan p) { scan_whole(p, 16, CUT, 0); }
+
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_any(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_any(const kr_scan_plan p) { scan_whole(p, 4, STATE, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_any(const kr_scan_plan p) { scan_whole(p, 4, SWEEP, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_any(const kr_scan_plan p) { scan_whole(p, 4, CUT, 1); }

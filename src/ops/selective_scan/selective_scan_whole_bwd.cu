@@ -1,6 +1,7 @@
 /* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says which; its
  * sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
  *   kr_scan_whole_back_t{4,8,16}   one chunk per block, from the gradient of its last state
+ *   kr_scan_whole_back_any         the same for N to 16 and rows that begin anywhere (whole.cuh)
  * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So of four steps
  * a thread keeps the states before them and the decays of the first two (the last one is at hand, one is computed again), takes y
  * and dC on the way forward, where the states after them are at hand, and leaves what only tiles need in shared memory: a
@@ -19,17 +20,6 @@ typedef struct back_place {
   int thread, lane, warp, group, slot, swap, order;
   int row, pack;             /* the lane's share of a tile's rows: 16 bytes of each tensor */
 } back_place;
-
-/* The thread's number, but what follows from it is computed again instead of being kept in registers. */
-KR_DEV int thread_again(void) {
-#ifdef KR_EMULATE
-  return kr_thread();
-#else
-  int v;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
-  return v;
-#endif
-}
 
 /* What is tested of v here is tested here again, instead of being kept since the kernel began. */
 KR_DEV int again(int v) {
@@ -72,6 +62,8 @@ KR_DEV int group_bit(const int T, int k) { return (T == 4 ? 8 : T) << k; }
 KR_DEV int n_blocks(const int T) { return T == 16 && E == 8 ? 3 : 4; } /* on a multiprocessor: shared memory for more is not there */
 KR_DEV int n_orders(const int T) { return T == 16 ? 2 : 4; }
 
+enum { U, DELTA, DOUT, Z, DU, DDELTA, DZ, NONE, B_BASE, C_BASE, N_INPUTS = DU };
+
 /* Shared memory, in floats. A warp's rows: (dt, dt u, g, y) per step, which become (dt, s1, s2, y); the second half of
  * its channels lies 8 banks further. B and C in one order; a step's parts of dB and dC. kr_scan_whole_back_bytes adds it up. */
 KR_DEV int second(const int T) { return 32 / T * ROW + 8; }
@@ -81,12 +73,18 @@ KR_DEV int part_floats(const int T) { return T == 16 ? 128 : 64; }
 
 typedef struct back_shared {
   float *rows, *bc, *parts, *sums; /* sums: of dt since the chunk began, of the warp */
+  kr_raw16 *land; /* ANY: where the warp's blocks arrive */
   kr_raw16 *raw, *raw_bc, *kept; /* the thread's own: u, delta, dout, z; B and C; states of two channels; THREADS between them */
 } back_shared;
 
 KR_DEV int n_own_bc(const int T) { return T == 16 ? 2 : 1; }
 
-KR_DEV back_shared lay_out(const back_place &w, const int T, unsigned char *base) {
+/* ANY: blocks of a warp's rows, a row's next to each other: PACKS + 1 for each of N_INPUTS and of half of B and C. They arrive where a tile's
+ * rows will be, as soon as these are read, or if that is too small in a place of their own. */
+KR_DEV int n_landed(const int T) { return (N_INPUTS * (64 / T) + 4 * T) * (PACKS + 1); }
+KR_DEV int lands_apart(const int T) { return n_landed(T) * 4 > 2 * second(T); }
+
+KR_DEV back_shared lay_out(const back_place &w, const int T, const int ANY, unsigned char *base) {
   back_shared m;
   m.raw = (kr_raw16 *)base + w.thread;
   m.raw_bc = m.raw + 4 * THREADS;
@@ -96,12 +94,12 @@ KR_DEV back_shared lay_out(const back_place &w, const int T, unsigned char *base
   float *const rows = m.parts + 4 * TL * part_floats(T);
   m.rows = rows + w.warp * 2 * second(T);
   m.sums = rows + 8 * second(T) + w.warp * 32;
+  if (ANY) m.land = lands_apart(T) ? (kr_raw16 *)(rows + 8 * second(T) + THREADS) + w.warp * n_landed(T) : (kr_raw16 *)m.rows;
   return m;
 }
 
 /* Where the warp's rows lie: pairs of addresses, of its first channel's first step or of B's and C's first state. They wait, one pair in a
  * thread's place of B, until the end of a tile: of the walk over steps they would take registers, and 64-bit products each tile. */
-enum { U, DELTA, DOUT, Z, DU, DDELTA, DZ, NONE, B_BASE, C_BASE, N_INPUTS = DU };
 enum { BYTES = 16 / E, TILE_BYTES = 16 * PACKS };
 
 KR_DEV uint64_t first_of(const kr_rows &v, const back_place &w) { return (uint64_t)((const char *)v.data + (w.b * v.b + w.d0 * v.row) * BYTES); }
@@ -164,12 +162,56 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_sha
   for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc[i], exist[i]);
 }
 
-KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T) {
+/* ANY, T = 4 alone: a warp has all packs of the rows of B or C that it turns. */
+KR_DEV kr_raw16 *landing(const back_place &w, const back_shared &m, const int T, int input) {
+  return m.land + (input < N_INPUTS ? (input * (64 / T) + w.row) * (PACKS + 1) + w.pack : N_INPUTS * (64 / T) * (PACKS + 1) + w.lane / PACKS * (PACKS + 1) + w.lane % PACKS);
+}
+
+/* The row of B or C is n of them; its pack begins at what is returned. */
+KR_DEV const char *bc_from(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int &n) {
+  const unsigned r = (w.thread & (16 * T - 1)) / PACKS, is_C = r >= 4u * T;
+  n = r & (4 * T - 1);
+  return address(w, m, B_BASE + is_C) + (int64_t)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) + (t0 + w.lane % PACKS * E) * BYTES;
+}
+
+/* inside: all of the tile is there, and a pack behind it. */
+KR_DEV void copy_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int inside) {
+  const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
+  const int begins = t0 == w.begin, is_row = w.row < w.n_channels, at = w.lane % PACKS;
+#pragma unroll
+  for (int i = U; i < N_INPUTS; i++) {
+    if (i >= DOUT && !rows[i]->data) continue;
+    const char *const from = pack_of(*rows[i], w, m, i, t0);
+    copy_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, from, is_row, (w.end - t0 - w.pack * E) * BYTES, w.pack == PACKS - 1, inside, begins && w.pack == 0);
+    if (is_row && t0 > w.begin) expect(from - TILE_BYTES);
+  }
+  int n;
+  const char *const from = bc_from(p, w, m, T, t0, n);
+  copy_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, from, n < p.N, (w.end - t0 - at * E) * BYTES, at == PACKS - 1, inside, begins && at == 0);
+}
+
+/* From where a tile's packs have arrived to the lane's own places. */
+KR_DEV void take_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T) {
+  const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
+  kr_raw16 bc = {{0, 0, 0, 0}};
+  int n;
+  kr_sync_warp();
+#pragma unroll
+  for (int i = U; i < N_INPUTS; i++)
+    if (w.row < w.n_channels && (i < DOUT || rows[i]->data)) m.raw[i * THREADS] = read_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, misfit(pack_of(*rows[i], w, m, i, 0)));
+    else m.raw[i * THREADS] = kr_raw16{{0, 0, 0, 0}};
+  const int before = misfit(bc_from(p, w, m, T, 0, n));
+  if (n < p.N) bc = read_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, before);
+  kr_sync_warp(); /* the addresses have been read, and what arrived */
+  *m.raw_bc = bc;
+}
+
+KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T, const int ANY) {
 #pragma unroll
   for (int i = 0; i < n_own_bc(T); i++) {
-    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? (unsigned)w.thread / 64 * 2 : 0, r = id & (8 * T - 1);
+    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? (unsigned)w.thread / 64 * 2 : 0, r = ANY ? id / PACKS : id & (8 * T - 1);
     const kr_raw16 raw = m.raw_bc[i * THREADS];
-    float *const to = m.bc + id / (8 * T) * E * 8 * T;
+    float *const to = m.bc + (ANY ? id % PACKS : id / (8 * T)) * E * 8 * T;
 #pragma unroll
     for (int j = 0; j < (T == 4 ? 2 : n_orders(T)); j++) {
       float *const at = to + (first + j) * bc_floats(T) + (r ^ (first + j));
@@ -180,14 +222,14 @@ KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T) {
 }
 
 /* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient as they are. */
-KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int is_partial, int exists, float bias) {
+KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY, int is_partial, int left, float bias) {
   if (w.pack >= PACKS) return;
   float dt[E], g[E];
   step_sizes(again(p.softplus), m.raw[DELTA * THREADS], bias, dt);
   const kr_raw16 u = m.raw[U * THREADS], dout = m.raw[DOUT * THREADS];
   if (is_partial) {
 #pragma unroll
-    for (int k = 0; k < E; k++) dt[k] = exists ? dt[k] : 0.0f;
+    for (int k = 0; k < E; k++) dt[k] = ANY ? until(dt[k], k, left) : left > 0 ? dt[k] : 0.0f;
   }
 #pragma unroll
   for (int k = 0; k < E; k++) g[k] = pack_at(dout, k, KR_DTYPE);
@@ -391,14 +433,32 @@ KR_DEV void back4(const int T, float *near, const float *far, const float *bc, f
 }
 
 KR_DEV void store_pack(char *to, const float (&y)[E]) {
-  kr_raw16 raw;
-#pragma unroll
-  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
+  const kr_raw16 raw = round_pack(y);
 #ifdef KR_EMULATE
   *(kr_raw16 *)to = raw;
 #else
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(raw.w[0]), "r"(raw.w[1]), "r"(raw.w[2]), "r"(raw.w[3]));
 #endif
+}
+
+/* ANY: a gradient's packs, by way of the lanes' places of delta, which are free then, as the warp's rows of the tile. */
+KR_DEV void store_rows(const back_place &w, const back_shared &m, const kr_rows &to, int of, int t0, const float (&v)[E]) {
+  enum { WORDS = PACKS * 4, AT_ONCE = 32 / WORDS, ROWS = 16 };
+  const int word = w.lane % WORDS, then = word < WORDS - 1 ? word + 1 : word;
+  kr_raw16 *const own = m.raw + DELTA * THREADS;
+  const uint32_t *const from = (const uint32_t *)(own - w.lane + w.lane / WORDS);
+  char *row = address(w, m, of) + (int64_t)(w.lane / WORDS) * ((int)to.row * BYTES) + t0 * BYTES;
+  *own = round_pack(v);
+  kr_sync_warp();
+#pragma unroll
+  for (int i = 0; i < ROWS; i += AT_ONCE, row += (int64_t)AT_ONCE * ((int)to.row * BYTES))
+    if (i + w.lane / WORDS < w.n_channels) store_word(row, word, WORDS, from[i * 4 + word / 4 * ROWS * 4 + word % 4], from[i * 4 + then / 4 * ROWS * 4 + then % 4], w.end - t0);
+  kr_sync_warp();
+}
+
+KR_DEV void write_pack(const back_place &w, const back_shared &m, const int ANY, const kr_rows &to, int of, char *pack, int t0, const float (&v)[E]) {
+  if (ANY) store_rows(w, m, to, of, t0, v);
+  else store_pack(pack, v);
 }
 
 /* The lane's packs of the tile that has been walked, which the next one's replace meanwhile, and where their gradients go. */
@@ -407,12 +467,13 @@ typedef struct back_end {
   char *du, *ddelta, *dz;
 } back_end;
 
-KR_DEV back_end end_of_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, int t0) {
+KR_DEV back_end end_of_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int ANY, int t0) {
+  if (ANY) return {m.raw[U * THREADS], m.raw[DOUT * THREADS], m.raw[Z * THREADS], 0, 0, 0};
   return {m.raw[U * THREADS], m.raw[DOUT * THREADS], m.raw[Z * THREADS], pack_of(p.du, w, m, DU, t0), pack_of(p.ddelta, w, m, DDELTA, t0), pack_of(p.dz, w, m, DZ, t0)};
 }
 
 /* One gradient after the other: each reads the rows anew. */
-KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, back_end &end, float skip, float &dD, float &dbias) {
+KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY, back_end &end, int t0, float skip, float &dD, float &dbias) {
   const kr_float4 *const row = (const kr_float4 *)(m.rows + at_row(T, w.row) + w.pack * E * 4); /* dt, s1, s2, y */
   float v[E], g[E];
 #pragma unroll
@@ -424,9 +485,14 @@ KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const ba
 #pragma unroll
     for (int k = 0; k < E; k++) v[k] *= kr_softplus_slope(g[k]);
   }
+  const int left = w.end - t0 - w.pack * E;
+  if (ANY && left < E) {
+#pragma unroll
+    for (int k = 0; k < E; k++) v[k] = until(v[k], k, left);
+  }
 #pragma unroll
   for (int k = 0; k < E; k += 2) dbias += v[k] + v[k + 1];
-  if (p.ddelta.data) store_pack(end.ddelta, v);
+  if (p.ddelta.data) write_pack(w, m, ANY, p.ddelta, DDELTA, end.ddelta, t0, v);
   keep_packed(end.u);
 #pragma unroll
   for (int k = 0; k < E; k++) g[k] = pack_at(end.dout, k, KR_DTYPE);
@@ -437,7 +503,7 @@ KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const ba
       v[k] = g[k] * kr_fma(skip, pack_at(end.u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
       g[k] *= gate;
     }
-    if (p.dz.data) store_pack(end.dz, v);
+    if (p.dz.data) write_pack(w, m, ANY, p.dz, DZ, end.dz, t0, v);
     keep_packed(end.u);
   }
 #pragma unroll
@@ -446,7 +512,7 @@ KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const ba
     v[k] = kr_fma(skip, g[k], r.v[0] * r.v[1]);
     dD = kr_fma(g[k], pack_at(end.u, k, KR_DTYPE), dD);
   }
-  if (p.du.data) store_pack(end.du, v);
+  if (p.du.data) write_pack(w, m, ANY, p.du, DU, end.du, t0, v);
 }
 
 KR_DEV void add4(kr_float4 &sum, const float *from) {
@@ -526,10 +592,10 @@ KR_DEV void take_place(back_place &w, const back_shared &m) {
   w.b = (int)q.w[0], w.d0 = (int)q.w[1], w.g = (int)q.w[2], w.n_channels = (int)q.w[3];
 }
 
-KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
+KR_DEV void scan_back(const kr_scan_plan &p, const int T, const int ANY) {
   KR_DYNAMIC_SHARED(shared);
   const back_place w = place_warp(p, T);
-  const back_shared m = lay_out(w, T, shared);
+  const back_shared m = lay_out(w, T, ANY, shared);
   const int writes = (w.slot & (T / 2 - 1)) == 0, group = w.group & (32 / T - 1), is_row = w.row < w.n_channels && w.pack < PACKS;
   int t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
   float A[2][4], carry[2][4], dA[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
@@ -541,7 +607,8 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
   back_kept kept = {p.kept_state + ((w.b * p.n_kept + t0 / KR_SCAN_KEPT + TL / KR_SCAN_KEPT - 1) * p.D + w.d0 + group) * p.N_padded + w.slot * 4, p.D * p.N_padded, {group < w.n_channels, group + 32 / T < w.n_channels}};
   put_own(m, own);
   kr_sync_warp();
-  copy_tile(p, w, m, T, t0);
+  if (ANY) copy_tile_any(p, w, m, T, t0, 0);
+  else copy_tile(p, w, m, T, t0);
   m.kept[0] = m.kept[THREADS] = kr_raw16{{0, 0, 0, 0}}, m.sums[w.lane] = 0;
   copy_sums(p, w, m, T, t0);
   copy_kept(m, T, kept);
@@ -552,10 +619,11 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
   float *part = m.parts + (w.warp * TL + TL - 4) * part_floats(T) + (T == 4 ? (w.lane & 1) * 16 : 0) + w.slot * 4 + w.order;
   for (; t0 >= w.begin; t0 -= TL) {
     back_place v = place_again(w, T);
-    back_shared at = lay_out(v, T, shared);
+    back_shared at = lay_out(v, T, ANY, shared);
     kr_copied<0>();
-    stage_rows(p, v, at, T, t0 + TL > w.end, t0 + v.pack * E < w.end, own.bias);
-    turn_bc(v, at, T);
+    if (ANY) take_place(v, at), take_tile_any(p, v, at, T);
+    stage_rows(p, v, at, T, ANY, t0 + TL > w.end, ANY ? w.end - t0 - v.pack * E : t0 + v.pack * E < w.end, own.bias);
+    turn_bc(v, at, T, ANY);
     put_own(at, own);
     kr_sync();
 #pragma unroll 1
@@ -580,13 +648,19 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
     near += TL * 4, far += TL * 4, bc += TL * 8 * T, part += TL * part_floats(T);
     kr_sync_warp();
     v = place_again(w, T);
-    at = lay_out(v, T, shared);
+    at = lay_out(v, T, ANY, shared);
     own = take_own(at);
     take_place(v, at);
-    back_end end = end_of_tile(p, v, at, t0);
-    if (t0 > w.begin) copy_tile(p, v, at, T, t0 - TL), copy_sums(p, v, at, T, t0 - TL);
+    back_end end = end_of_tile(p, v, at, ANY, t0);
+    if (ANY) {
+      write_gradients(p, v, at, T, 1, end, t0, own.skip, own.dD, own.dbias);
+      kr_sync_warp(); /* the rows have been read */
+      if (t0 > w.begin && t0 + E <= w.end) copy_tile_any(p, v, at, T, t0 - TL, 1);
+      else if (t0 > w.begin) copy_tile_any(p, v, at, T, t0 - TL, 0);
+    } else if (t0 > w.begin) copy_tile(p, v, at, T, t0 - TL);
+    if (t0 > w.begin) copy_sums(p, v, at, T, t0 - TL);
     kr_commit_copies();
-    if (v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, end, own.skip, own.dD, own.dbias);
+    if (!ANY && v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, 0, end, t0, own.skip, own.dD, own.dbias);
     kr_sync();
     write_parts(p, v, at, T, t0, w.end);
   }
@@ -594,6 +668,7 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T) {
   if (p.dinitial.data && w.chunk == 0) write_initial(p, w, T, carry);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t4(const kr_scan_plan p) { scan_back(p, 4); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t8(const kr_scan_plan p) { scan_back(p, 8); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, E == 8 ? 3 : 4) kr_scan_whole_back_t16(const kr_scan_plan p) { scan_back(p, 16); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t4(const kr_scan_plan p) { scan_back(p, 4, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t8(const kr_scan_plan p) { scan_back(p, 8, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, E == 8 ? 3 : 4) kr_scan_whole_back_t16(const kr_scan_plan p) { scan_back(p, 16, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_any(const kr_scan_plan p) { scan_back(p, 4, 1); }

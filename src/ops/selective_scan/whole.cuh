@@ -1,5 +1,8 @@
 /* whole.cuh: what the two modules for the usual call share (selective_scan_whole.cu, selective_scan_whole_bwd.cu): packs of 16
- * bytes, E elements, that a lane copies past the registers to a place of its own, step sizes, and exponentials by multiply-adds. */
+ * bytes, E elements, that a lane copies past the registers to a place of its own, step sizes, and exponentials by multiply-adds.
+ * ANY: rows may begin at any element, and end anywhere. Copied are then the aligned blocks of 16 bytes that a row's packs of a tile lie in, by
+ * each pack's lane the one where it begins, by the last one's the one behind, too; so lanes read what others copied. Bytes past a row's end are
+ * not read and come as zeros; those before its begin, in its first block, are whatever is there. */
 #ifndef KR_SCAN_WHOLE_CUH
 #define KR_SCAN_WHOLE_CUH
 
@@ -16,6 +19,119 @@ KR_DEV void copy_pack(kr_raw16 *to, const char *from, int exists) {
   if (exists) kr_copy16(to, from);
   else *to = kr_raw16{{0, 0, 0, 0}};
 #endif
+}
+
+/* The thread's number, but what follows from it is computed again instead of being kept in registers. */
+KR_DEV int thread_again(void) {
+#ifdef KR_EMULATE
+  return kr_thread();
+#else
+  int v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+#endif
+}
+
+/* An aligned block, or nothing. */
+KR_DEV void copy_if(kr_raw16 *to, const char *from, int exists) {
+#if defined(KR_EMULATE) || KR_TIER < 80
+  if (exists) kr_copy16(to, from);
+#else
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(exists) : "memory");
+#endif
+}
+
+/* The first n bytes of an aligned block, n clamped to 0 ... 16; zeros for the rest. The emulator does not read before `first`. */
+KR_DEV void copy_block(kr_raw16 *to, const char *from, int first, int n) {
+  n = n < 0 ? 0 : n > 16 ? 16 : n;
+#ifdef KR_EMULATE
+  const int end = n > first ? n : first;
+  __builtin_memset(to, 0xfb, 16);
+  if (end > first) kr_emulated_copy((char *)to + first, from + first, end - first);
+  if (end < 16) kr_emulated_copy((char *)to + end, nullptr, 16 - end);
+#elif KR_TIER < 80
+  (void)first;
+#pragma unroll 1
+  for (int k = 0; k < 8; k++) ((uint16_t *)to)[k] = 2 * k < n ? ((const uint16_t *)from)[k] : 0;
+#else
+  (void)first;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(n) : "memory");
+#endif
+}
+
+/* 32 bits from `bits` on of two words; bits below 32. */
+KR_DEV uint32_t shifted(uint32_t low, uint32_t high, int bits) {
+#ifdef KR_EMULATE
+  return (uint32_t)(((uint64_t)high << 32 | low) >> bits);
+#else
+  uint32_t v;
+  asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(bits));
+  return v;
+#endif
+}
+
+/* v of step k of a pack that ends after n_left steps, else 0; tested here and nowhere before. */
+KR_DEV float until(float v, int k, int n_left) {
+#ifdef KR_EMULATE
+  return k < n_left ? v : 0.0f;
+#else
+  float y;
+  asm("{ .reg .pred p; setp.lt.s32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }" : "=f"(y) : "f"(v), "r"(k), "r"(n_left));
+  return y;
+#endif
+}
+
+/* Where a pack begins within its block, in bytes. */
+KR_DEV int misfit(const char *from) { return (int)((uintptr_t)from & 15); }
+
+/* The block of the pack that begins at `from`, n_left bytes before its row's end, and for a row's last pack of a tile what it needs of the next
+ * block. inside: both lie before that end, or the row does not exist. begins: nothing of the row stands before. */
+KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int exists, int n_left, int is_last, int inside, int begins) {
+  const int before = misfit(from), behind = n_left + before - 16;
+  from -= before;
+#ifdef KR_EMULATE
+  inside = inside && !begins;
+#endif
+  if (inside) {
+    copy_if(place, from, exists);
+    copy_if(next, from + 16, exists && is_last);
+    return;
+  }
+  copy_block(place, from, begins ? before : 0, exists ? n_left + before : 0);
+  if (is_last) copy_block(next, from + 16, 0, !exists ? 0 : behind < before ? behind : before);
+}
+
+/* The pack that begins so many bytes into a block. */
+KR_DEV kr_raw16 read_anywhere(const kr_raw16 *place, const kr_raw16 *next, int before) {
+  const uint32_t *const own = (const uint32_t *)place + before / 4, *const then = (const uint32_t *)(next - 1) + before / 4;
+  const int bits = (before & 2) * 8;
+  uint32_t word[5];
+#pragma unroll
+  for (int k = 0; k < 5; k++) word[k] = before / 4 + k < 4 ? own[k] : then[k];
+  if (E == 4) return {{word[0], word[1], word[2], word[3]}};
+  return {{shifted(word[0], word[1], bits), shifted(word[1], word[2], bits), shifted(word[2], word[3], bits), shifted(word[3], word[4], bits)}};
+}
+
+KR_DEV kr_raw16 round_pack(const float (&v)[E]) {
+  kr_raw16 raw;
+#pragma unroll
+  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
+  return raw;
+}
+
+/* Word w of n of a row's packs in a tile, and the word behind it, to memory, where the row begins anywhere and ends after n_left elements. Lanes
+ * of a warp have neighbouring words: single words of packs would each be a write of 32 bytes to the second cache. */
+KR_DEV void store_word(char *row, int w, int n, uint32_t own, uint32_t next, int n_left) {
+  if (E == 4) {
+    if (w < n_left) ((uint32_t *)row)[w] = own;
+    return;
+  }
+  const int odd = (int)((uintptr_t)row >> 1 & 1), first = 2 * w + odd;
+  uint16_t *const at = (uint16_t *)row + first;
+  const uint32_t v = shifted(own, next, odd * 16);
+  if (odd && w == 0 && n_left > 0) *(uint16_t *)row = (uint16_t)own;
+  if (first + 1 < n_left && w < n - odd) *(uint32_t *)at = v;
+  else if (first < n_left) *at = (uint16_t)v;
 }
 
 /* What follows is computed from these 16 bytes again, instead of being kept in registers: only they are. */
