@@ -367,6 +367,7 @@ KR_DEV float join_state(const lanes_place &w, const int TT, const int PACKED, co
   if (PACKED && marks & 0xffff) decay = 0.0f;
   join_up(TT, w.lane, x, decay);
   const float before = kr_shuffle_up(x, 1, TT);
+  kr_sync_warp(); /* all have read it */
   if (w.lane == TT - 1) *carry = x;
   return kr_select(w.lane == 0, first, before);
 }

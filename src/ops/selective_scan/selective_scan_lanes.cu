@@ -170,7 +170,7 @@ KR_DEV void scan_wide(const kr_scan_plan &p) {
   if (p.last.data) keep_states(p, w, THREADS, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_lanes_wide(const kr_scan_plan p) { scan_wide(p); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 || KR_DTYPE == KRAIT_F32 ? 3 : 4) kr_scan_lanes_wide(const kr_scan_plan p) { scan_wide(p); }
 
 enum { SHORT = 8 };
 

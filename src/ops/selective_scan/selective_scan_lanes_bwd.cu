@@ -110,6 +110,7 @@ KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, con
   h *= a[0];
   join_down(TT, w.lane, h, decay);
   const float later = kr_shuffle_down(h, 1, TT);
+  kr_sync_warp(); /* all have read it */
   if (w.lane == 0) *carry = h;
   dx[RUN - 1] += kr_select(w.lane == TT - 1, after, later);
 #pragma unroll
@@ -253,6 +254,7 @@ KR_DEV void carry_lanes(const kr_scan_plan &p, const int TT, const int DIRECT) {
 #pragma unroll
         for (int k = RUN - 1; k >= 0; k--) h = kr_exp2(A * dt[k]) * kr_fma(g[k], C[k], h);
         join_down(TT, w.lane, h, decay);
+        kr_sync_warp();
         if (w.lane == 0) *carry = h;
       }
     }
