@@ -48,6 +48,7 @@ typedef struct kr_scan_plan {
   int64_t offsets_step;
   int32_t reverse, brief, whole; /* brief: kr_scan_short; whole: selective_scan_whole.cu */
   int32_t TT, direct, slab; /* lanes.cuh: lanes of a channel (0: not this way), all tensors aligned, states of B and C in shared memory at a time */
+  int32_t few, few_shift; /* channels of a block of selective_scan_few.cu (0: not this way), log2 of it */
   float *chunk_state;     /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */
 

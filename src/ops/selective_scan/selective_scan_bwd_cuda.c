@@ -23,6 +23,8 @@ static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LA
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
 static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"), lanes_back_packed[] = LANES("kr_scan_lanes_back_packed");
 
+static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_sweep"), few_cut[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_cut"), few_back[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_back");
+
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
   return (krait_selective_scan_args){.call = a->call, .B = a->B, .D = a->D, .L = a->L, .N = a->N, .G = a->G, .S = a->S, .u = a->u, .delta = a->delta, .A = a->A,
@@ -68,10 +70,48 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
   if (p->n_chunks < 1) p->n_chunks = 1;
 }
 
+enum { FEW_STEPS = 8, FEW_TILE = 16 };
+
+/* Shared memory of selective_scan_few.cu: two tiles of n_tensors tensors, B and C, parts of dB and dC. */
+static uint32_t few_bytes(const kr_scan_plan *p, int n_tensors, int has_parts) {
+  return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 + KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) + (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
+}
+
+/* A few states and whole packs; rows of a block are found by offsets of 32 bits. Measured on an H200: time over lanes is better for float32,
+ * short sequences, and as long as threads are few. */
+static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
+  const kr_rows *rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    if (rows[i]->data && (!rows[i]->packs || rows[i]->dtype != p->u.dtype || rows[i]->row != p->u.row)) return 0;
+  return p->N <= 4 && p->u.row >= 0 && p->u.row < 1 << 23 && !p->seq_idx && !p->offsets && !p->mixed && p->L >= 512 && p->L % FEW_STEPS == 0 && p->L < 1 << 27 && p->B_mat.packs && p->C_mat.packs
+    && p->u.dtype != KRAIT_F32 && p->B * p->D * p->L * p->N >= (p->D_group > 16 ? 3ll << 14 : 3ll << 19) * kr_cuda_info(ctx->cuda)->n_multiprocessors
+    && 3 * few_bytes(p, 4, 1) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+}
+
+/* A thread per channel and chunk. Three blocks run on a multiprocessor, and a block begins for the price of 48 steps; the walk before this one takes half of its time, or less where
+ * it need not find the chunks' ends. Of the cuts into as many blocks as run at a time, or eight where that is less, the one that takes least. */
+static void cut_few(kr_scan_plan *p, int64_t n_multiprocessors) {
+  while (p->few > 16 && p->few >= 2 * p->D_group) p->few /= 2;
+  for (p->few_shift = 4; 1 << p->few_shift < p->few;) p->few_shift++;
+  const int64_t subs = KR_SCAN_THREADS / p->few, three = 3 * n_multiprocessors;
+  p->blocks_per_group = (int)((p->D_group + p->few - 1) / p->few);
+  const int64_t blocks = p->B * p->G * p->blocks_per_group, most = blocks * 8 < three ? three / (blocks > 0 ? blocks : 1) : 8;
+  int64_t cuts = 1;
+  double least = 0;
+  for (int64_t i = 1; i <= most && (i == 1 || p->L >= i * subs * 4 * FEW_TILE); i++) {
+    const double rounds = (double)((blocks * i + three - 1) / three), cost = rounds * ((double)p->L / (double)(i * subs) + 48) * (i * subs > 1 ? 1.5 : 1.3);
+    if (i == 1 || cost < least) cuts = i, least = cost;
+  }
+  p->chunk = (p->L + cuts * subs - 1) / (cuts * subs);
+  p->chunk = (p->chunk + FEW_TILE - 1) / FEW_TILE * FEW_TILE;
+  p->n_chunks = (int)((p->L + p->chunk - 1) / p->chunk);
+}
+
 static uint64_t lay_out(kr_scan_plan *p, char *base) {
   uint64_t used = kr_scan_chunk_bytes(p);
   const int64_t states = p->B * p->D * p->N_padded, chunks = p->n_chunks;
   if (p->TT) p->n_kept = p->L > p->TT * LANES_RUN ? (int32_t)((p->L + p->TT * LANES_RUN - 1) / (p->TT * LANES_RUN)) : 0;
+  else if (p->few) p->n_kept = (int32_t)((p->L + FEW_STEPS - 1) / FEW_STEPS);
   else p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
   p->kept_state = take(base, &used, states * p->n_kept);
   p->kept_dt = take(base, &used, chunks > 1 ? p->B * p->D * p->n_kept : 0);
@@ -130,9 +170,18 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
-  if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  p->few = KR_SCAN_THREADS;
+  if (kr_scan_refusal(&f) || !is_few(ctx, p)) p->few = 0;
+  if (p->few) cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  else if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   else if (back_fit(ctx, p)) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
-  return (p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+  return (p->few ? few_bytes(p, 4, 1) : p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+}
+
+/* A block has one chunk, or several where it has few channels. */
+static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *stream) {
+  const int32_t chunks = p->few ? KR_SCAN_THREADS / p->few : 1;
+  return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)((p->n_chunks + chunks - 1) / chunks), .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
@@ -140,10 +189,12 @@ static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *
   const int cut = p->n_chunks > 1;
   const kr_scan_fit whole = back_fit(ctx, p);
   const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any) : !whole ? NULL : cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
-  const kr_kernel *kernel = p->TT ? (p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct]) : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const uint32_t shared = p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .z = cut && !whole ? 2 : 1, .block = KR_SCAN_THREADS, .shared_bytes = shared, .stream = stream};
+  const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct], *of_few = cut ? few_cut : few_sweep;
+  const kr_kernel *kernel = p->few ? of_few : p->TT ? of_lanes : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
+  const uint32_t shared = p->few ? few_bytes(p, cut ? 4 : 2, 0) : p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
+  kr_grid grid = grid_of(p, shared, stream);
+  grid.z = cut && !whole && !p->few ? 2 : 1;
   if (p->TT && p->n_kept == 0) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -153,6 +204,7 @@ static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (p->few) return few_back;
   const kr_scan_fit whole = back_fit(ctx, p);
   if (whole) return whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
@@ -160,6 +212,11 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   if (p->S == 1) return back_s1;
   if (p->T != 4) return p->T == 16 ? back_t16 : back_any;
   return (blocks + 2 * n - 1) / (2 * n) * 2 < (blocks + 3 * n - 1) / (3 * n) * 3 ? back_two : back_t4;
+}
+
+static uint32_t back_bytes(const krait_ctx *ctx, const kr_scan_plan *p) {
+  if (p->few) return few_bytes(p, 4, 1);
+  return p->TT ? lanes_back_bytes(p) : back_fit(ctx, p) ? whole_back_bytes(p, back_fit(ctx, p)) : back_shared_bytes(p);
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -171,12 +228,12 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_chain chain = {.n = 0};
   sweep(&chain, ctx, &p, a->call.scratch, stream);
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)(p.B * p.G * p.blocks_per_group), .y = (uint32_t)p.n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p.TT ? lanes_back_bytes(&p) : back_fit(ctx, &p) ? whole_back_bytes(&p, back_fit(ctx, &p)) : back_shared_bytes(&p), .stream = stream};
+  const kr_grid grid = grid_of(&p, back_bytes(ctx, &p), stream);
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
-  const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
+  const int64_t n_times = p.TT || p.few ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
   const kr_grid sums = {.x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
-  kr_chain_add(&chain, &(p.TT ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
+  kr_chain_add(&chain, &(p.TT || p.few ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 

@@ -63,6 +63,13 @@ void kr_scan_case_inputs(kr_case *c, kr_scan_case *s, int64_t index) {
     *s->N = kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48);
     *s->L = kr_case_int(c, 17, 52) * 8;
   }
+  if (index % 50 == 47) { /* and of a few states: enough for a device of one multiprocessor */
+    *s->B = kr_case_int(c, 1, 2), *s->G = kr_case_int(c, 1, 3);
+    *s->D = *s->G * (*s->G == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80));
+    *s->N = kr_case_int(c, 1, 4);
+    *s->L = kr_case_int(c, 66, 72) * 8;
+    dtype = kr_case_chance(c, 0.5) ? KRAIT_BF16 : KRAIT_F16;
+  }
   *s->S = 0;
   if (index % 25 == 24) { /* the same, but rows begin and end anywhere; most of them for the kernels that ask for nothing else */
     dtype = (int32_t[]){KRAIT_F16, KRAIT_F32, KRAIT_BF16}[index / 25 % 3];
