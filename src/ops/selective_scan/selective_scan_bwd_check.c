@@ -26,7 +26,7 @@ int32_t kr_selective_scan_bwd_case(kr_case *c, int64_t index) {
     kr_case_view(c, &a->dout, "dout", KR_IN, a->u.dtype, KR_SHAPE(a->B, a->D, a->L));
     kr_case_fill_normal(c, &a->dout, 0, 1);
   }
-  if (!both && kr_case_chance(c, 0.5)) {
+  if (!both && (c->anywhere || kr_case_chance(c, 0.5))) {
     kr_case_view(c, &a->dlast_state, "dlast_state", KR_IN, a->A.dtype, KR_SHAPE(rows, a->D, a->N));
     kr_case_fill_normal(c, &a->dlast_state, 0, 1);
   }
