@@ -22,6 +22,9 @@ typedef struct krait_op_timing {
  * defaults. dtype: KRAIT_F32, _F16 or _BF16. Runs for about budget_s. On a GPU without the reference. */
 KRAIT_API int32_t krait_op_measure(const krait_ctx *ctx, const char *op, const char *shape, int32_t dtype, double budget_s, int32_t with_reference, krait_op_timing *timing);
 
+/* The same of one row, by its name (krait_op_row_name). KRAIT_ERR_UNSUPPORTED: it refuses this call, or needs what the context lacks. */
+KRAIT_API int32_t krait_op_measure_row(const krait_ctx *ctx, const char *op, const char *row, const char *shape, int32_t dtype, double budget_s, krait_op_timing *timing);
+
 typedef struct krait_limits {
   uint32_t size; /* sizeof(krait_limits) */
   uint32_t reserved;

@@ -132,6 +132,11 @@ typedef struct krait_doctor_options {
   size_t log_bytes;
   int32_t all;            /* also what is fine or suppressed */
   int32_t deep;           /* also device code hidden in other sections, and every RECORD hash */
+  /* Since 0.2; a caller's struct may end before them. */
+  const char *machine;    /* "x86_64" or "aarch64"; NULL: the GPU's, where it implies one, else this machine's */
+  const char *python;     /* "3.11"; NULL: the environment's */
+  const char *glibc;      /* "2.35"; NULL: this machine's */
+  const char *log_name;   /* where the log came from, for commands that repeat it; NULL: unknown */
 } krait_doctor_options;
 
 typedef struct krait_report krait_report;
@@ -144,8 +149,11 @@ KRAIT_API int32_t krait_report_exit(const krait_report *report, int32_t strict);
 KRAIT_API const char *krait_report_text(krait_report *report, int32_t color, int32_t strict);
 KRAIT_API const char *krait_report_json(krait_report *report, int32_t strict);
 KRAIT_API const char *krait_report_plan(krait_report *report);
+KRAIT_API const char *krait_report_issue(krait_report *report); /* a summary for a bug report: no paths, no user names */
 /* What is in one file, like a listing of its images and kernels; NULL with a failure's detail otherwise. */
 KRAIT_API int32_t krait_doctor_list(const char *path, krait_report **report, const char **text);
+/* The same for programs: an array of members, containers, images and kernels. */
+KRAIT_API int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text);
 /* One diagnosis and its source; id "" lists them all. */
 KRAIT_API int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **text);
 

@@ -61,15 +61,21 @@ typedef int32_t (*krait_progress_fn)(void *user, int64_t done, int64_t total);
 KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
                                         krait_progress_fn progress, void *user);
 
+enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an output or picture that exists is an error, not replaced */
+
+/* size may be that of an older header: what it lacks is 0. */
 typedef struct krait_enhance_options {
   uint32_t size;
-  uint32_t reserved;
+  uint32_t flags;             /* KRAIT_ENHANCE_*; called reserved, and 0, in 0.1 */
   const char *in_path;        /* "-" for standard input */
   const char *out_path;       /* "-" for standard output */
   const char *plot_path;      /* PNG with spectrograms before and after, or NULL */
   const char *reference_path; /* clean twin for scores, or NULL */
   krait_progress_fn progress; /* or NULL */
   void *user;
+  double limit_db;            /* with has_limit: no sound is attenuated by more than this; 0 leaves the recording as it is */
+  int32_t has_limit;
+  int32_t reserved;
 } krait_enhance_options;
 
 typedef struct krait_scores {
@@ -86,16 +92,22 @@ typedef struct krait_enhance_result {
   double audio_s;
   double compute_s, total_s; /* in the model; from opening the input to the output's final name */
   krait_scores noisy, enhanced; /* only with has_scores; means over channels */
+  char note[160];         /* why the output's format is not the input's, when that cannot be written; else "" */
 } krait_enhance_result;
 
-/* The output keeps rate, length, channels and format of the input. It appears under its name only when complete. */
+/* The output keeps rate, length, channels and, where it can be written, format of the input. It appears under its name only when it is
+ * complete and has been read again. */
 KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result);
 
 /* Seconds of sound in a recording, all channels added up, as its header says. INFINITY for standard input and pipes: they say it only
  * when they have been read. */
 KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
 
-/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. */
+/* The extension ("wav") that an output beside in_path must take because the input's format cannot be written; "" where its own will do. */
+KRAIT_API int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes);
+
+/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. None appears afterwards:
+ * threads that are about to finish one get KRAIT_ERR_CANCELLED. */
 KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
@@ -103,7 +115,7 @@ typedef struct krait_verify_row {
   char name[32];        /* "com", "mag", "wav" */
   double rel_l2, max_abs;
 } krait_verify_row;
-/* Fills up to n_rows rows; n_filled receives how many the file holds. */
+/* Fills up to n_rows rows; n_filled receives how many the file holds. A file without any output is KRAIT_ERR_FILE_FORMAT. */
 KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
 
 #ifdef __cplusplus

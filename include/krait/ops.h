@@ -41,6 +41,8 @@ typedef struct krait_call {
 
 #define KRAIT_ACT_NONE 0
 #define KRAIT_ACT_SILU 1
+#define KRAIT_ACT_GELU 2      /* x (1 + erf(x / sqrt 2)) / 2; products only */
+#define KRAIT_ACT_GELU_TANH 3 /* its approximation by tanh; products only */
 
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
  * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
@@ -223,6 +225,61 @@ typedef struct krait_mamba_inner_bwd_args {
 KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
 KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args, uint64_t *bytes);
 
+/* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
+ * d = dt + dt_bias, softplus if asked, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer) B_t; y_t = S_t C_t + D x_t;
+ * out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The states are (P,N) per head.
+ * seq_idx: the state becomes 0 wherever the index differs from that of the token before (0 before the first token, so that
+ * initial_states reach a first sequence of index 0 only); at a negative index out is 0 and the token leaves no state.
+ * cu_seqlens (B == 1) only names the tokens after which varlen_states are taken, 0 for an empty sequence: seq_idx is what separates.
+ * Directions as for the scan: KRAIT_SSD_REVERSE walks from the end (initial_states stand after the end, final_states after time 0);
+ * KRAIT_SSD_BOTH adds the scan with A and the reverse scan with A_reverse before D x and the gate. */
+#define KRAIT_SSD_SOFTPLUS 1u
+#define KRAIT_SSD_REVERSE 2u
+#define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
+
+typedef struct krait_ssd_args {
+  krait_call call;
+  int64_t B, L, H, P, N, G, S; /* H % G == 0; P in 1..256, N in 1..512; S = number of varlen states, 0 without cu_seqlens */
+  float dt_min, dt_max;        /* dt_max 0 stands for infinity */
+  krait_view x;                /* (B,L,H,P) activation type */
+  krait_view dt;               /* (B,L,H) float type, may differ from x's */
+  krait_view A;                /* (H) float32 */
+  krait_view Bmat, Cmat;       /* (B,L,G,N) float type */
+  krait_view Dvec;             /* (H,P) any float type or absent; stride 0 along P for one value per head */
+  krait_view z;                /* (B,L,H,P) or absent */
+  krait_view dt_bias;          /* (H) any float type or absent */
+  krait_view initial_states;   /* (B,H,P,N) any float type or absent */
+  krait_view seq_idx;          /* (B,L) int32 or absent */
+  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, not decreasing; only with varlen_states and B == 1, not in reverse */
+  krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
+  krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */
+  krait_view final_states;     /* (B,H,P,N) float32 or absent: after the last token of the direction */
+  krait_view varlen_states;    /* (S,H,P,N) float32 or absent */
+} krait_ssd_args;
+
+KRAIT_API int32_t krait_ssd(const krait_ctx *ctx, const krait_ssd_args *args);
+KRAIT_API int32_t krait_ssd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_args *args, uint64_t *bytes);
+
+/* The forward states are recomputed, nothing is saved by the forward call; varlen_states have no gradient. */
+typedef struct krait_ssd_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, L, H, P, N, G, S; /* S: 0 */
+  float dt_min, dt_max;
+  krait_view x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse; /* as forward */
+  krait_view dout;             /* (B,L,H,P) */
+  krait_view dfinal_states;    /* (B,H,P,N) float type or absent */
+  krait_view dx, dz;           /* (B,L,H,P) */
+  krait_view ddt;              /* (B,L,H) */
+  krait_view dA, dA_reverse;   /* (H) float32 */
+  krait_view dB, dC;           /* (B,L,G,N) */
+  krait_view dDvec;            /* (H,P) float32; what Dvec's stride 0 shares is not added up */
+  krait_view ddt_bias;         /* (H) float32 */
+  krait_view dinitial_states;  /* (B,H,P,N) float type */
+} krait_ssd_bwd_args;
+
+KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *args);
+KRAIT_API int32_t krait_ssd_bwd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *args, uint64_t *bytes);
+
 /* One decoding step: dt = dt + dt_bias, softplus if asked; state = exp(dt A) state + dt B x; out = sum_n C state + D x;
  * times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
 #define KRAIT_UPDATE_SOFTPLUS 1u
@@ -308,22 +365,57 @@ KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_n
 KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args, uint64_t *bytes);
 
 /* ==== layers ================================================================================================= */
-/* out = residual + act(A B + bias): rows M, inputs K, outputs N. The product of positions and a layer's weights; for a
- * weight stored (N,K) give Bmat the strides {1, K}. */
+/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; the second
+ * factor is there only with B2 (a gated product: SwiGLU has activation SILU). Sums are float32, whatever the storage.
+ * A linear layer with weight (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX (M,K) = dY W has A = dY,
+ * Bmat = W as it lies; dW (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X.
+ * P products at once: every tensor but bias and bias2 then has P as one dimension more, the last. */
 typedef struct krait_gemm_args {
   krait_call call;
   int64_t M, N, K;
   int32_t activation;   /* KRAIT_ACT_* */
-  int32_t reserved;
+  float scale;          /* 0 is 1 */
   krait_view A;         /* (M,K) activation type */
   krait_view Bmat;      /* (K,N) any float type */
   krait_view bias;      /* (N) any float type, or absent */
-  krait_view residual;  /* (M,N) type of A, or absent */
-  krait_view out;       /* (M,N) type of A; may be residual itself (same strides) */
+  krait_view residual;  /* (M,N) type of A or float32, or absent */
+  krait_view out;       /* (M,N) type of A or float32; may be residual itself (same type and strides) */
+  int64_t P;            /* products; 0 is one, without the dimension P */
+  krait_view B2;        /* (K,N) type of Bmat, or absent */
+  krait_view bias2;     /* (N) any float type, or absent */
+  krait_view row_scale; /* (M) any float type, or absent */
 } krait_gemm_args;
-
 KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
+
+/* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the activation or, with
+ * KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, and y then 0 (1 in a product). Sums, gates, casts, copies into another
+ * order of dimensions, constants, and the gradients of these. */
+#define KRAIT_POINTWISE_PRODUCT 1u
+#define KRAIT_POINTWISE_SLOPE 2u
+typedef struct krait_pointwise_args {
+  krait_call call;
+  int64_t I, J, K, N;
+  int32_t activation;   /* KRAIT_ACT_NONE or _SILU */
+  int32_t reserved;
+  float x_scale, y_scale;
+  krait_view x, y;      /* (I,J,K,N) any float type; either may be absent */
+  krait_view out;       /* (I,J,K,N) any float type; may be x or y itself (same strides and type) */
+} krait_pointwise_args;
+
+KRAIT_API int32_t krait_pointwise(const krait_ctx *ctx, const krait_pointwise_args *args);
+KRAIT_API int32_t krait_pointwise_scratch_bytes(const krait_ctx *ctx, const krait_pointwise_args *args, uint64_t *bytes);
+
+/* out[m] = sum of x[r,m] over r: the gradient of what was added to every row. */
+typedef struct krait_sum_rows_args {
+  krait_call call;
+  int64_t R, M;
+  krait_view x;         /* (R,M) any float type */
+  krait_view out;       /* (M) any float type */
+} krait_sum_rows_args;
+
+KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
+KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
 #ifdef __cplusplus
 }

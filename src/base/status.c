@@ -1,9 +1,12 @@
 /* status.c: status texts from status.def, and the thread's last failure. */
+#define _GNU_SOURCE
 #include "status.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "clocale.h"
 
 typedef struct kr_status_row {
   int32_t status;
@@ -52,7 +55,9 @@ int64_t krait_error_native(void) { return last_error.native; }
 /* The arguments may point into the old detail (a caller that adds context), so the new one is built aside. */
 static void keep(const char *origin, int64_t native, const char *tail, const char *format, va_list list) {
   char text[sizeof last_error.detail];
+  const locale_t before = kr_c_locale_begin();
   int used = vsnprintf(text, sizeof text, format, list);
+  kr_c_locale_end(before);
   if (tail && used >= 0 && (size_t)used < sizeof text) snprintf(text + used, sizeof text - (size_t)used, ": %s", tail);
   for (char *c = text; *c; c++) /* names from hostile files must not command the terminal */
     if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';

@@ -8,7 +8,7 @@
 #include "status.h"
 #include "view.h"
 
-enum { GUARD_ELEMENTS = 32, POISON_BYTE = 0xfb }; /* 0xfbfb... reads as a huge negative number in every float type */
+enum { MOST_EXACT = 5, GUARD_ELEMENTS = 32, POISON_BYTE = 0xfb }; /* 0xfbfb... reads as a huge negative number in every float type */
 
 static uint64_t next_random(kr_case *c) { /* splitmix64 */
   uint64_t z = (c->random += 0x9e3779b97f4a7c15ull);
@@ -31,6 +31,7 @@ int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices) { return choices
 int kr_case_chance(kr_case *c, double p) { return kr_case_uniform(c, 0, 1) < p; }
 
 int64_t kr_case_edge(kr_case *c, int64_t most) {
+  if (c->is_exact && most > MOST_EXACT) most = MOST_EXACT;
   static const int64_t edges[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 1023, 1025, 2047, 2049};
   int n = 0;
   while (n < (int)(sizeof edges / sizeof *edges) && edges[n] <= most) n++;
@@ -49,13 +50,15 @@ static void default_bound(kr_case_tensor *t, int32_t dtype) {
 /* Random order of dimensions in memory, random padding; the last dimension innermost half the time. */
 static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const int64_t *shape) {
   int order[4] = {0, 1, 2, 3};
-  if (!c->contiguous && !c->anywhere && kr_case_chance(c, 0.5))
+  if (c->channels_last && n_dims > 2) { /* time after the batch */
+    for (int i = 1; i < n_dims; i++) order[i] = i == 1 ? n_dims - 1 : i - 1;
+  } else if (!c->contiguous && !c->anywhere && kr_case_chance(c, 0.5))
     for (int i = n_dims - 1; i > 0; i--) {
       int j = (int)kr_case_int(c, 0, i), swap = order[i];
       order[i] = order[j];
       order[j] = swap;
     }
-  int64_t stride = !c->contiguous && !c->anywhere && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
+  int64_t stride = !c->contiguous && !c->anywhere && !c->channels_last && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
   for (int i = n_dims - 1; i >= 0; i--) {
     view->stride[order[i]] = stride;
     stride *= shape[order[i]] > 0 ? shape[order[i]] : 1;
@@ -167,12 +170,123 @@ void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t tota
   }
 }
 
-int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index) {
+/* ---- by the signature ---- */
+
+int64_t *kr_case_size(kr_case *c, const char *name) {
+  const int size = kr_sig_find_size(c->sig, name);
+  return size < 0 ? NULL : (int64_t *)(void *)(c->args + c->sig->sizes[size].offset);
+}
+
+void kr_case_leave_out(kr_case *c, const char *name) {
+  const int i = kr_sig_find(c->sig, name);
+  if (i >= 0) c->decided |= 1ull << i;
+}
+
+static void fill(kr_case *c, krait_view *view, const kr_sig_draw *draw, const kr_shape *shape) {
+  const int64_t n = draw->rows < 0 ? 0 : kr_sig_get_size(c->sig, c->args, draw->rows);
+  switch (draw->kind) {
+    case KR_DRAW_UNIFORM: kr_case_fill_uniform(c, view, draw->a, draw->b); break;
+    case KR_DRAW_ROWS: /* every row once at most; some are none */
+      for (int64_t i = 0; i < shape->size[0]; i++) kr_case_set_i32(c, view, i, kr_case_chance(c, 0.2) ? -1 : (int32_t)(n - 1 - i));
+      break;
+    case KR_DRAW_COUNTS:
+      for (int64_t i = 0; i < shape->size[0]; i++) kr_case_set_i32(c, view, i, (int32_t)kr_case_int(c, (int64_t)draw->a, (int64_t)draw->b));
+      break;
+    default: kr_case_fill_normal(c, view, draw->a, draw->b);
+  }
+}
+
+static int32_t draw_type(kr_case *c, int i, uint32_t facts) {
+  const kr_sig_tensor *t = &c->sig->tensors[i];
+  const uint32_t types = kr_sig_types_of(c->sig, c->args, facts, i);
+  if (t->same >= 0) return kr_sig_view(c->sig, c->args, t->same)->dtype;
+  if (c->is_complex && types >> KRAIT_C64 & 1) return KRAIT_C64;
+  if (c->is_exact && types >> KRAIT_F32 & 1) return KRAIT_F64;
+  if (!(types & (types - 1))) return (int32_t)__builtin_ctz(types);
+  if (!(types >> KRAIT_F16 & 1)) return KRAIT_F32;
+  if (t->draw.is_mixed) return c->other;
+  if (t->gradient_of >= 0) return kr_sig_output_type(c->sig, c->args, facts, i);
+  return t->tensor_class == KR_CLASS_PARAMETER ? c->other : c->dtype;
+}
+
+static void give(kr_case *c, int i, uint32_t facts) {
+  const kr_sig_tensor *t = &c->sig->tensors[i];
+  const kr_shape shape = kr_sig_shape(c->sig, c->args, facts, i);
+  krait_view *view = kr_sig_view(c->sig, c->args, i);
+  c->decided |= 1ull << i;
+  if (t->draw.kind == KR_DRAW_SEQUENCES) {
+    kr_case_sequences(c, view, shape.size[0], shape.size[1]);
+    return;
+  }
+  if (t->draw.kind == KR_DRAW_OFFSETS) {
+    kr_case_offsets(c, view, shape.size[0] - 1, kr_sig_get_size(c->sig, c->args, t->draw.rows));
+    return;
+  }
+  kr_case_view(c, view, t->name, t->role, draw_type(c, i, facts), shape.n_dims, shape.size);
+  if (t->role & KR_IN) fill(c, view, &t->draw, &shape);
+  if (t->draw.rtol < 0) kr_case_bound(c, view, 0, 0);
+  else if (t->draw.rtol > 0 && (view->dtype == KRAIT_F32 || view->dtype == KRAIT_C64)) kr_case_bound(c, view, t->draw.rtol, t->draw.atol);
+}
+
+krait_view *kr_case_give(kr_case *c, const char *name) {
+  const int i = kr_sig_find(c->sig, name);
+  if (i < 0) return NULL;
+  give(c, i, kr_sig_facts(c->sig, c->args));
+  return kr_sig_view(c->sig, c->args, i);
+}
+
+static int is_empty(const kr_shape *shape) {
+  for (int d = 0; d < shape->n_dims; d++)
+    if (shape->size[d] == 0) return 1;
+  return 0;
+}
+
+static int is_wanted(kr_case *c, int i, uint32_t facts) {
+  const kr_sig_tensor *t = &c->sig->tensors[i];
+  const kr_shape shape = kr_sig_shape(c->sig, c->args, facts, i);
+  if (kr_sig_forbids(c->sig, facts, i)) return 0;
+  if (!t->is_optional) return 1;
+  return !is_empty(&shape) && ((c->is_exact && t->role == KR_OUT) || kr_case_chance(c, t->draw.chance));
+}
+
+void kr_case_give_rest(kr_case *c) {
+  for (int i = 0; i < c->sig->n_tensors; i++) {
+    const uint32_t facts = kr_sig_facts(c->sig, c->args); /* of those given so far */
+    if (c->decided >> i & 1) continue;
+    if (is_wanted(c, i, facts)) give(c, i, facts);
+    c->decided |= 1ull << i;
+  }
+}
+
+static void draw_fields(kr_case *c) {
+  for (int i = 0; i < c->sig->n_flags; i++)
+    if (kr_case_chance(c, c->sig->flag_list[i].chance)) ((krait_call *)c->args)->flags |= c->sig->flag_list[i].bit;
+  for (int i = 0; i < c->sig->n_fields; i++) {
+    const kr_sig_field *f = &c->sig->fields[i];
+    int32_t choice;
+    const float value = c->is_exact ? 50 * f->usual : f->usual; /* the differences' step must be small next to it */
+    do choice = (int32_t)kr_case_int(c, 0, 31);
+    while (f->kind == KR_FIELD_CHOICE && !(f->choices >> choice & 1));
+    if (f->kind == KR_FIELD_CHOICE) memcpy(c->args + f->offset, &choice, sizeof choice);
+    else memcpy(c->args + f->offset, &value, sizeof value);
+  }
+}
+
+static int32_t make(kr_case *c, const kr_op *op, int64_t index) {
+  c->sig = op->sig;
+  c->dtype = kr_case_activation_dtype(c), c->other = kr_case_chance(c, 0.5) ? c->dtype : KRAIT_F32;
+  ((krait_call *)c->args)->size = op->args_bytes;
+  draw_fields(c);
+  KR_TRY(op->make_case(c, index));
+  kr_case_give_rest(c);
+  return c->status;
+}
+
+int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int is_exact) {
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;
-  ((krait_call *)c->args)->size = op->args_bytes;
-  int32_t status = op->make_case(c, index);
-  if (status >= 0) status = c->status;
+  c->is_exact = is_exact;
+  const int32_t status = make(c, op, index);
   for (int i = 0; status >= 0 && i < c->n_tensors; i++) {
     kr_case_tensor *t = &c->tensors[i];
     const krait_view *view = (const krait_view *)(c->args + t->view_offset);

@@ -2,7 +2,7 @@
 #ifndef KR_CASE_H
 #define KR_CASE_H
 #include "check.h"
-int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index);
+int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int is_exact);
 void kr_case_reset(kr_case *c); /* storage back to inputs and poison */
 void kr_case_close(kr_case *c);
 int64_t kr_tensor_elements(const kr_case_tensor *t);

@@ -1,8 +1,7 @@
 /* check.h: the walker that compares every row of every op with the reference, on random cases around every edge. Used by
  * the tests (tests/checkop.c) and by `krait selftest`.
  *
- * A case is made by <op>_check.c: it sets sizes and flags in the args, declares each view with kr_case_view and fills
- * inputs. Storage has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes
+ * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes
  * outside its elements, or leaves one unwritten, fails. */
 #ifndef KR_CHECK_H
 #define KR_CHECK_H
@@ -11,7 +10,6 @@
 
 #include "op.h"
 
-enum { KR_IN = 1, KR_OUT = 2, KR_INOUT = 3 };
 enum { KR_CASE_MAX_VIEWS = 40 };
 
 typedef struct kr_case_tensor {
@@ -30,13 +28,25 @@ typedef struct kr_case {
   _Alignas(16) unsigned char args[4096];
   kr_case_tensor tensors[KR_CASE_MAX_VIEWS];
   int n_tensors;
+  const kr_sig *sig;
+  int32_t dtype, other; /* of activations and states; of parameters: the same or float32 */
+  uint64_t decided;     /* tensors of the signature that are declared, or left out, already */
+  int is_complex;       /* tensors that may be complex are */
+  int is_exact;         /* float64 throughout, small, every output given: for finite differences */
   int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
   int anywhere;   /* ... have the last dimension innermost without gaps, and begin at any element */
+  int channels_last; /* ... of three dimensions and more have time, the last one, right after the first in memory */
   char label[160]; /* what is special about this case, for the failure line */
   int32_t status;  /* first failure while it was made */
 } kr_case;
 
-/* ---- for <op>_check.c ---- */
+/* ---- for <op>_check.c: types, flags and fields are drawn before it, and what it did not decide after it ---- */
+int64_t *kr_case_size(kr_case *c, const char *name);                 /* a size of the args, to be set */
+void kr_case_leave_out(kr_case *c, const char *name);
+/* Declares and fills a tensor as the signature says, whatever its chance is. */
+krait_view *kr_case_give(kr_case *c, const char *name);
+/* The same for all that are not decided, in their order: optional ones by chance, forbidden and empty ones not. */
+void kr_case_give_rest(kr_case *c);
 int64_t kr_case_int(kr_case *c, int64_t low, int64_t high);          /* inclusive */
 int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices);
 int kr_case_chance(kr_case *c, double p);
@@ -61,7 +71,7 @@ typedef struct kr_check_options {
   uint64_t seed;
   int64_t n_cases;       /* 0: the op's own number */
   int64_t first_case;    /* cases are first_case, first_case + 1, ... */
-  const char *row;       /* NULL: all */
+  const char *row;       /* NULL: all; "cuda_ampere": of that tier */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
   int32_t (*run_device)(const krait_ctx *ctx, kr_case *c, const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */

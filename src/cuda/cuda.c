@@ -13,7 +13,7 @@
 #include "log.h"
 #include "status.h"
 
-enum { N_SLOTS = 1024, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
+enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
 
 typedef struct slot {
   _Atomic(const kr_kernel *) kernel; /* set last; NULL: free */
@@ -192,29 +192,34 @@ static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel,
   return status;
 }
 
+/* The kernel's slot, or a free one; NULL when neither is there. */
 static slot *slot_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
-  uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
-  for (uint32_t i = (uint32_t)(hash >> 54);; i = (i + 1) % N_SLOTS) {
+  const uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
+  for (uint32_t i = (uint32_t)(hash >> (64 - SLOT_BITS)), n = 0; n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
     slot *s = (slot *)&cuda->slots[i];
     const kr_kernel *held = atomic_load_explicit(&s->kernel, memory_order_acquire);
     if (!held || (held == kernel && s->tier == tier)) return s;
   }
+  return NULL;
 }
+
+static int is_loaded(const slot *s) { return s && atomic_load_explicit(&((slot *)s)->kernel, memory_order_acquire); }
 
 static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
   slot *s = slot_of(cuda, tier, kernel);
   int32_t status = KRAIT_OK;
-  if (!atomic_load_explicit(&s->kernel, memory_order_acquire)) {
+  if (!is_loaded(s)) {
     kr_cuda *mutable_cuda = (kr_cuda *)cuda;
     pthread_mutex_lock(&mutable_cuda->lock);
     s = slot_of(cuda, tier, kernel);
-    if (!atomic_load_explicit(&s->kernel, memory_order_acquire) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
+    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds %d kernels at most", kernel->name, N_SLOTS);
+    else if (!is_loaded(s) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
       s->tier = tier;
       atomic_store_explicit(&s->kernel, kernel, memory_order_release);
     }
     pthread_mutex_unlock(&mutable_cuda->lock);
   }
-  *function = s->function;
+  *function = status < 0 ? NULL : s->function;
   return status;
 }
 

@@ -62,9 +62,11 @@ int32_t kr_driver_load(const kr_driver **driver) {
 int kr_driver_ptx_version(int cuda_version) {
   static const struct {
     int cuda, ptx;
-  } versions[] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85}, {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
-    {11080, 78}, {11070, 77}, {11060, 76}, {11050, 75}, {11040, 74}, {11030, 73}, {11020, 72}, {11010, 71}, {11000, 70},
-    {10020, 65}, {10010, 64}, {10000, 63}, {9020, 62}, {9010, 61}, {9000, 60}};
+  } versions[] = { /* newest first, made of doctor.tables */
+#define KR_CUDA_VERSION(cuda, ptx) {cuda, ptx},
+#include "driver_versions.def"
+#undef KR_CUDA_VERSION
+  };
   for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
     if (cuda_version >= versions[i].cuda) return versions[i].ptx;
   return 0;

@@ -53,6 +53,10 @@ enum {
   KR_CU_ATTR_MAJOR = 75,
   KR_CU_ATTR_MINOR = 76,
   KR_CU_ATTR_SHARED_OPTIN = 97,
+  KR_CU_MAP_F16 = 6, /* a tensor map's types, swizzling, promotion in the L2 cache */
+  KR_CU_MAP_BF16 = 9,
+  KR_CU_MAP_SWIZZLE_128 = 3,
+  KR_CU_MAP_PROMOTE_256 = 3,
 };
 
 #endif

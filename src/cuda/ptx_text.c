@@ -1,4 +1,4 @@
-/* ptx_text.c: device code as tools/embed.py packs it. Registers are named nearly in order, so that after % and one or two letters a
+/* ptx_text.c: device code as tools/embed.c packs it. Registers are named nearly in order, so that after % and one or two letters a
  * byte from 128 on stands for a number: 192 plus how far it is from the last one with these letters. A byte of 1 stands for bytes
  * that were kept elsewhere: two numbers follow, where they begin and how many they are. */
 #include "cuda.h"

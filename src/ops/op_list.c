@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include "plan.h"
+#include "status.h"
+
 const kr_op *const kr_ops[] = {
 #define KR_OP(name) &kr_op_##name,
 #include "ops.def"
@@ -29,3 +32,11 @@ const char *krait_op_name(int32_t op) { return op_at(op) ? op_at(op)->name : NUL
 int32_t krait_op_n_rows(int32_t op) { return op_at(op) ? op_at(op)->n_rows : 0; }
 const char *krait_op_row_name(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->name : NULL; }
 uint64_t krait_op_row_needs(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->needs : 0; }
+
+int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *row, krait_plan **plan) {
+  KR_CHECK(op && plan, KRAIT_ERR_ARGUMENT, "op and plan must not be NULL");
+  const kr_op *found = kr_op_find(op);
+  *plan = NULL;
+  KR_CHECK(found, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", op);
+  return kr_plan_open(found, ctx, args, row, plan);
+}

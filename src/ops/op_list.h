@@ -9,12 +9,11 @@ const kr_op *kr_op_find(const char *name); /* NULL if there is none */
 
 /* The functions that every op folder defines under these names: reference, vector rows, random cases. */
 typedef int32_t kr_run_fn(const krait_ctx *ctx, const void *args);
-typedef void kr_views_fn(kr_view_uses *uses);
 typedef int32_t kr_case_fn(struct kr_case *c, int64_t index);
 #define KR_OP(name)                                                                   \
   extern const kr_op kr_op_##name;                                                    \
   kr_run_fn kr_##name##_ref, kr_##name##_avx512, kr_##name##_avx2, kr_##name##_neon, kr_##name##_scalar; \
-  kr_views_fn kr_##name##_views;                                                      \
+  extern const kr_sig kr_sig_##name;                                                  \
   KR_CUDA_DECLARE(name);                                                              \
   kr_case_fn kr_##name##_case;
 #include "ops.def"

@@ -47,6 +47,7 @@ static int32_t test_device(int32_t device, uint64_t mask, int64_t n_cases, uint6
 }
 
 int32_t krait_selftest_with(int32_t device, uint64_t mask, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
+  KR_CHECK(report, KRAIT_ERR_ARGUMENT, "report must not be NULL");
   if (device != KRAIT_DEVICE_AUTO) return test_device(device, mask, n_cases, seed, report, user);
   KR_TRY(test_device(KRAIT_DEVICE_CPU, mask, n_cases, seed, report, user));
   int32_t n = 0;

@@ -1,78 +1,14 @@
-/* ctx.c: opens and closes contexts, and reads capability lists. */
+/* ctx.c: opens and closes contexts: which device, what it may use, threads, policy. */
 #include "ctx.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "env.h"
 #include "probe.h"
 #include "log.h"
+#include "sized.h"
 #include "status.h"
-
-static const struct {
-  uint64_t cap;
-  const char *name;
-} cap_names[] = {
-    {KRAIT_CAP_CPU, "cpu"},
-    {KRAIT_CAP_AVX2, "avx2"},
-    {KRAIT_CAP_AVX512, "avx512"},
-    {KRAIT_CAP_AVX512_BF16, "avx512_bf16"},
-    {KRAIT_CAP_AVX512_FP16, "avx512_fp16"},
-    {KRAIT_CAP_NEON, "neon"},
-    {KRAIT_CAP_CUDA_BASE, "cuda_base"},
-    {KRAIT_CAP_CUDA_AMPERE, "cuda_ampere"},
-    {KRAIT_CAP_CUDA_HOPPER, "cuda_hopper"},
-};
-enum { N_CAPS = sizeof cap_names / sizeof *cap_names };
-
-static uint64_t cap_of(const char *name, size_t length) {
-  for (int i = 0; i < N_CAPS; i++)
-    if (strlen(cap_names[i].name) == length && memcmp(cap_names[i].name, name, length) == 0) return cap_names[i].cap;
-  return length == 3 && memcmp(name, "all", 3) == 0 ? KRAIT_CAPS_ALL : 0;
-}
-
-int32_t krait_caps_parse(const char *text, uint64_t *caps) {
-  KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
-  uint64_t keep = 0, drop = 0;
-  for (const char *word = text; *word;) {
-    size_t length = strcspn(word, ",");
-    int negative = *word == '-';
-    uint64_t cap = cap_of(word + negative, length - (size_t)negative);
-    KR_CHECK(cap, KRAIT_ERR_ARGUMENT, "unknown capability '%.*s' in '%s'", (int)length, word, text);
-    *(negative ? &drop : &keep) |= cap;
-    word += length + (word[length] == ',');
-  }
-  *caps = ((keep ? keep : KRAIT_CAPS_ALL) & ~drop) | KRAIT_CAP_CPU;
-  return KRAIT_OK;
-}
-
-int32_t krait_tier_parse(const char *text, uint64_t *caps) {
-  static const struct {
-    const char *name;
-    uint64_t cap;
-  } tiers[] = {{"base", KRAIT_CAP_CUDA_BASE}, {"ampere", KRAIT_CAP_CUDA_AMPERE}, {"hopper", KRAIT_CAP_CUDA_HOPPER}};
-  KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
-  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
-    if (strcmp(tiers[i].name, text) == 0) {
-      *caps = (KRAIT_CAPS_ALL & ~kr_device_tiers) | tiers[i].cap;
-      return KRAIT_OK;
-    }
-  return kr_fail(KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, ampere or hopper", text);
-}
-
-size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes) {
-  size_t used = 0;
-  if (text_bytes) text[0] = 0;
-  for (int i = 0; i < N_CAPS; i++) {
-    if (!(caps & cap_names[i].cap)) continue;
-    char word[32];
-    int length = snprintf(word, sizeof word, "%s%s", used ? "," : "", cap_names[i].name);
-    if (used + (size_t)length < text_bytes) memcpy(text + used, word, (size_t)length + 1);
-    used += (size_t)length;
-  }
-  return used;
-}
 
 static int32_t fallback_policy(int32_t asked, int32_t *policy) {
   KR_CHECK(asked >= KRAIT_FALLBACK_DEFAULT && asked <= KRAIT_FALLBACK_CPU, KRAIT_ERR_ARGUMENT, "fallback is %d, not a KRAIT_FALLBACK_*", asked);
@@ -98,9 +34,7 @@ static int32_t wanted_caps(uint64_t mask, uint64_t *wanted) {
 static int32_t read_options(const krait_ctx_options *given, krait_ctx_options *options) {
   *options = (krait_ctx_options){.size = sizeof *options};
   if (!given) return KRAIT_OK;
-  KR_CHECK(given->size >= 8 && given->size <= sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_ctx_options.size is %u, this library knows %zu", given->size, sizeof *options);
-  memcpy(options, given, given->size);
-  return KRAIT_OK;
+  return kr_struct_take("krait_ctx_options", given, 8, options, sizeof *options);
 }
 
 /* Said once per process: a program that opens many contexts on a machine without a GPU says it once. */
@@ -175,6 +109,8 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
 
 void krait_ctx_close(krait_ctx **handle) {
   if (!handle || !*handle) return;
+  kr_kept *graphs = atomic_load(&(*handle)->graphs);
+  if (graphs) graphs->close(graphs);
   krait_ctx_close(&(*handle)->cpu);
   kr_pool_close(&(*handle)->pool);
   kr_cuda_close(&(*handle)->cuda);
@@ -182,13 +118,12 @@ void krait_ctx_close(krait_ctx **handle) {
   *handle = NULL;
 }
 
-uint64_t krait_ctx_caps(const krait_ctx *ctx) { return ctx->caps; }
-int32_t krait_ctx_device(const krait_ctx *ctx) { return ctx->device; }
-int32_t krait_ctx_n_threads(const krait_ctx *ctx) { return kr_pool_size(ctx->pool); }
+uint64_t krait_ctx_caps(const krait_ctx *ctx) { return ctx ? ctx->caps : 0; }
+int32_t krait_ctx_device(const krait_ctx *ctx) { return ctx ? ctx->device : KRAIT_DEVICE_CPU; }
+int32_t krait_ctx_n_threads(const krait_ctx *ctx) { return ctx ? kr_pool_size(ctx->pool) : 0; }
 
 int32_t krait_ctx_read_stats(const krait_ctx *ctx, krait_ctx_stats *stats) {
-  KR_CHECK(ctx && stats && stats->size >= sizeof *stats, KRAIT_ERR_STRUCT_SIZE, "stats.size must be %zu", sizeof *stats);
-  stats->n_calls = atomic_load(&ctx->n_calls);
-  stats->n_fallbacks = atomic_load(&ctx->n_fallbacks);
-  return KRAIT_OK;
+  KR_CHECK(ctx && stats, KRAIT_ERR_ARGUMENT, "ctx and stats must not be NULL");
+  const krait_ctx_stats now = {.n_calls = atomic_load(&ctx->n_calls), .n_fallbacks = atomic_load(&ctx->n_fallbacks)};
+  return kr_struct_give("krait_ctx_stats", stats, sizeof now, &now, sizeof now);
 }

@@ -8,6 +8,11 @@
 #include "cuda.h"
 #include "pool.h"
 
+/* Something that a higher room keeps with a context: set once, closed before it. */
+typedef struct kr_kept {
+  void (*close)(struct kr_kept *kept);
+} kr_kept;
+
 struct krait_ctx {
   uint64_t caps;    /* what rows may use here: KRAIT_CAP_CPU and ISAs, or the tiers of a device */
   int32_t device;   /* KRAIT_DEVICE_CPU or KRAIT_DEVICE_CUDA(i) */
@@ -19,6 +24,7 @@ struct krait_ctx {
   int fell_back; /* asked for the best device, got the CPU because a GPU could not be used */
   atomic_ullong n_calls, n_fallbacks;
   atomic_flag said_fallback;
+  _Atomic(kr_kept *) graphs; /* src/graph/graph_kept.c */
 };
 
 static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;

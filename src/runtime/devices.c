@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cuda.h"
+#include "sized.h"
 #include "status.h"
 
 #include <krait/krait.h>
@@ -17,14 +18,14 @@ int32_t krait_device_count(int32_t *n) {
 int32_t krait_device_read(int32_t index, krait_device_info *info) {
   kr_device_info d;
   const kr_driver *driver;
-  KR_CHECK(info && info->size == sizeof *info, KRAIT_ERR_STRUCT_SIZE, "krait_device_info.size must be %zu", sizeof *info);
+  KR_CHECK(info, KRAIT_ERR_ARGUMENT, "info must not be NULL");
   KR_TRY(kr_cuda_device_info(index, &d));
   KR_TRY(kr_driver_load(&driver));
-  *info = (krait_device_info){.size = sizeof *info, .index = index, .major = d.major, .minor = d.minor, .n_multiprocessors = d.n_multiprocessors,
+  krait_device_info known = {.index = index, .major = d.major, .minor = d.minor, .n_multiprocessors = d.n_multiprocessors,
     .driver_version = driver->version, .ptx_version = kr_driver_ptx_version(driver->version), .memory_bytes = d.memory_bytes, .l2_bytes = d.l2_bytes, .caps = d.caps};
-  memcpy(info->name, d.name, sizeof info->name);
-  info->name[sizeof info->name - 1] = 0;
-  return KRAIT_OK;
+  memcpy(known.name, d.name, sizeof known.name);
+  known.name[sizeof known.name - 1] = 0;
+  return kr_struct_give("krait_device_info", info, sizeof known, &known, sizeof known);
 }
 
 int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier, const char **text) {

@@ -9,13 +9,11 @@
 #include "round_trip.h"
 #include "status.h"
 
-enum { MAX_ARGS_BYTES = 4096 };
-
 /* Older callers have shorter structs (the rest is zero), newer ones longer (their tail must be zero). */
 static int32_t complete_args(const kr_op *op, const void *args, void *buffer, const void **complete) {
   KR_CHECK(args, KRAIT_ERR_ARGUMENT, "%s: args must not be NULL", op->name);
   uint32_t size = ((const krait_call *)args)->size;
-  KR_CHECK(size >= sizeof(krait_call) && size <= MAX_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE, "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
+  KR_CHECK(size >= sizeof(krait_call) && size <= KR_MOST_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE, "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
   *complete = args;
   for (uint32_t i = op->args_bytes; i < size; i++)
     KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE, "%s: args is newer than this library and uses a field that it does not know (byte %u)", op->name, i);
@@ -24,6 +22,23 @@ static int32_t complete_args(const kr_op *op, const void *args, void *buffer, co
   memcpy(buffer, args, size);
   *complete = buffer;
   return KRAIT_OK;
+}
+
+int32_t kr_op_check(const kr_op *op, const void *args) {
+  KR_TRY(kr_sig_check(op->sig, args));
+  return op->rules ? op->rules(args) : KRAIT_OK;
+}
+
+void kr_op_views(const kr_op *op, kr_view_uses *uses) {
+  const uint32_t facts = kr_sig_facts(op->sig, uses->args);
+  uses->n = 0;
+  for (int i = 0; i < op->sig->n_tensors; i++) {
+    if (!kr_sig_view(op->sig, uses->args, i)->data) continue;
+    const kr_shape shape = kr_sig_shape(op->sig, uses->args, facts, i);
+    kr_view_use *to = &uses->list[uses->n++];
+    *to = (kr_view_use){.offset = op->sig->tensors[i].offset, .role = op->sig->tensors[i].role, .n_dims = shape.n_dims};
+    memcpy(to->shape, shape.size, sizeof shape.size);
+  }
 }
 
 static const char *refusal_of(const kr_row *row, const krait_ctx *ctx, const void *args) {
@@ -56,30 +71,42 @@ const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *a
 /* Whether a call that no row takes goes through the host. */
 static int takes_round_trip(const krait_ctx *ctx, const kr_row *row) { return !row && ctx->cpu; }
 
-/* row is NULL where the call takes the round trip. */
-static int32_t prepare(const kr_op *op, const krait_ctx *ctx, const void *args, void *buffer, const void **complete, const kr_row **row) {
+/* The row of that name, if it is willing. */
+static int32_t find_row(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, const kr_row **row) {
+  for (int32_t i = 0; i < op->n_rows; i++) {
+    if (strcmp(op->rows[i].name, name) != 0) continue;
+    const char *why = refusal_of(&op->rows[i], ctx, args);
+    *row = &op->rows[i];
+    KR_CHECK(!why, KRAIT_ERR_UNSUPPORTED, "%s: row %s refuses: %s", op->name, name, why);
+    return KRAIT_OK;
+  }
+  return kr_fail(KRAIT_ERR_ARGUMENT, "%s has no row '%s'", op->name, name);
+}
+
+int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer, const void **complete, const kr_row **row) {
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
   KR_TRY(complete_args(op, args, buffer, complete));
-  KR_TRY(op->check(*complete));
+  KR_TRY(kr_op_check(op, *complete));
+  if (name) return find_row(op, ctx, *complete, name, row);
   int32_t status = KRAIT_OK;
   *row = kr_op_resolve(op, ctx, *complete, &status);
   return takes_round_trip(ctx, *row) ? KRAIT_OK : status;
 }
 
 int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
-  _Alignas(16) unsigned char buffer[MAX_ARGS_BYTES];
+  _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
   const kr_row *row = NULL;
   KR_CHECK(bytes, KRAIT_ERR_ARGUMENT, "%s: bytes must not be NULL", op->name);
-  KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
   *bytes = row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
   return KRAIT_OK;
 }
 
-/* The row of a better tier of device code that this call could not take; NULL when it runs on the best that there is. */
+/* The row of a better tier of device code that should have taken this call; NULL when it runs on the best that there is. */
 static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx) {
   for (const kr_row *r = op->rows; r < row; r++)
-    if ((r->needs & ctx->caps) == r->needs && (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers)) return r;
+    if (strncmp(r->name, "cuda_", 5) == 0 && (r->needs & ctx->caps) == r->needs && (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers)) return r;
   return NULL;
 }
 
@@ -106,24 +133,26 @@ static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *arg
   return kr_round_trip(op, ctx, args);
 }
 
-static int32_t run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
-  if (!ctx->verbose) return row->run(ctx, args);
+static int32_t run_timed(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
   int64_t start = kr_clock_ns();
   int32_t status = row->run(ctx, args);
   kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3, status < 0 ? ", failed" : "");
   return status;
 }
 
+int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args, uint64_t needed) {
+  const krait_call *call = args;
+  if (!row) return round_trip(op, ctx, args);
+  KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);
+  KR_TRY(note_fallback(op, row, ctx, args));
+  atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
+  return ctx->verbose ? run_timed(op, row, ctx, args) : row->run(ctx, args);
+}
+
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
-  _Alignas(16) unsigned char buffer[MAX_ARGS_BYTES];
+  _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
   const kr_row *row = NULL;
-  KR_TRY(prepare(op, ctx, args, buffer, &complete, &row));
-  if (takes_round_trip(ctx, row)) return round_trip(op, ctx, complete);
-  const krait_call *call = complete;
-  uint64_t needed = row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
-  KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);
-  KR_TRY(note_fallback(op, row, ctx, complete));
-  atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
-  return run_row(op, row, ctx, complete);
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
+  return kr_op_run_row(op, row, ctx, complete, row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0);
 }

@@ -7,8 +7,6 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MAX_ARGS_BYTES = 4096 };
-
 typedef struct block {
   uint64_t from, to; /* device addresses */
   unsigned char *host;
@@ -18,7 +16,7 @@ typedef struct block {
 typedef struct trip {
   const krait_ctx *ctx;
   void *stream;
-  _Alignas(16) unsigned char args[MAX_ARGS_BYTES];
+  _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
   kr_view_uses uses;
   block blocks[KR_MOST_VIEWS];
   int n_blocks;
@@ -108,7 +106,7 @@ int32_t kr_round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   t->stream = ((const krait_call *)args)->stream;
   memcpy(t->args, args, op->args_bytes);
   t->uses.args = t->args;
-  op->views(&t->uses);
+  kr_op_views(op, &t->uses);
   for (int i = 0; i < t->uses.n; i++) {
     const block b = reach(view_of(t, i), &t->uses.list[i]);
     if (b.to > b.from) add_block(t, b);

@@ -85,8 +85,6 @@ static void run(void *function, const unsigned grid[3], unsigned block, unsigned
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), if (!(*function = find(module, name))) return NOT_FOUND)
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
-FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
-     UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra), run(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
 FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream), memcpy((void *)(uintptr_t)to, from, bytes))
 FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memcpy(to, (void *)(uintptr_t)from, bytes))
@@ -101,13 +99,14 @@ FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stre
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
 
-/* Graphs: those that are put together run their kernels; those that are recorded hold nothing, so where kernels run there is no recording. */
+/* Graphs: those that are put together run their kernels. Those that are recorded do, too, where the test asks for it by record=1 (only launches are
+ * recorded: copies are made at once); else they hold nothing, and where kernels run there is no recording. */
 typedef struct fake_graph {
   struct {
     void *function;
     unsigned grid[3], block, shared;
     const void *args;
-  } nodes[16];
+  } nodes[64];
   int n;
 } fake_graph;
 typedef struct fake_node {
@@ -115,8 +114,27 @@ typedef struct fake_node {
   unsigned grid[3], block[3], shared;
   void **parameters, **extra;
 } fake_node;
-static fake_graph recorded;
+static fake_graph *recorded;
 static int recording;
+
+/* How long the args are only the kernel knows: as much as any may have. */
+enum { MOST_ARGS = 4096 };
+__attribute__((no_sanitize("address"))) static void *copy_args(const void *from) {
+  volatile unsigned char *to = malloc(MOST_ARGS);
+  for (int i = 0; i < MOST_ARGS; i++) to[i] = ((const volatile unsigned char *)from)[i];
+  return (void *)to;
+}
+
+static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
+  if (!recording || !recorded) return run(function, grid, block, shared, args), 0;
+  if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes)) return setting("record=", 0) ? OUT_OF_MEMORY : 0;
+  recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block, recorded->nodes[recorded->n].shared = shared;
+  recorded->nodes[recorded->n].args = copy_args(args);
+  memcpy(recorded->nodes[recorded->n++].grid, grid, 3 * sizeof *grid);
+  return 0;
+}
+FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
+     UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra); const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]); if (launched) return launched)
 
 /* args are not copied: whoever sets them launches while they live. */
 static void set_node(fake_graph *graph, int i, const fake_node *from) {
@@ -128,26 +146,27 @@ FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = call
 FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel), UNUSED(after), UNUSED(n_after);
      fake_graph *g = graph; set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
 FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel), set_node(instance, (int)(uintptr_t)node - 1, kernel))
-FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags), *instance = graph, held++)
+FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags), *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), held++)
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
      fake_graph *g = instance; for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared, g->nodes[i].args))
 EXPORT int cuGraphExecDestroy(void *instance);
-int cuGraphExecDestroy(void *instance) { return UNUSED(instance), held--, 0; }
+int cuGraphExecDestroy(void *instance) { return free(instance), held--, 0; }
 EXPORT int cuGraphDestroy(void *graph);
-int cuGraphDestroy(void *graph) {
-  if (graph != &recorded) free(graph);
-  return held--, 0;
-}
-#ifndef KR_EMULATE
-FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode), recording = 1)
+int cuGraphDestroy(void *graph) { return free(graph), held--, 0; }
+#ifdef KR_EMULATE
+#define TAKES_RECORDING setting("record=", 0)
+#else
+#define TAKES_RECORDING 1
+#endif
+FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode); if (!TAKES_RECORDING) return NOT_FOUND; recorded = calloc(1, sizeof *recorded), recording = 1)
 EXPORT int cuStreamEndCapture(void *stream, void **graph);
 int cuStreamEndCapture(void *stream, void **graph) {
   const int result = failed();
   UNUSED(stream), recording = 0;
-  if (!result) *graph = &recorded, held++;
-  return result;
+  if (result) free(recorded);
+  else *graph = recorded, held++;
+  return recorded = NULL, result;
 }
-#endif
 
 EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes);
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {

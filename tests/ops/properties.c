@@ -23,7 +23,7 @@ static void run_case(const kr_op *op, const krait_ctx *ctx, kr_case *c) {
   free(call->scratch);
 }
 
-static const char *const op_names[] = {"causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_bwd", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd", "mamba_inner", "mamba_inner_bwd"};
+static const char *const op_names[] = {"causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_bwd", "ssd", "ssd_bwd", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd", "mamba_inner", "mamba_inner_bwd"};
 enum { N_OPS = sizeof op_names / sizeof *op_names };
 
 static void bits_do_not_depend_on_threads(void **state) {
@@ -33,7 +33,7 @@ static void bits_do_not_depend_on_threads(void **state) {
   for (int i = 0; i < N_OPS; i++)
     for (int64_t index = 0; index < 25; index++) {
       const kr_op *op = kr_op_find(op_names[i]);
-      assert_int_equal(kr_case_open(c, op, 99, index), KRAIT_OK);
+      assert_int_equal(kr_case_open(c, op, 99, index, 0), KRAIT_OK);
       for (int k = 0; k < 4; k++) {
         kr_case_reset(c);
         run_case(op, contexts[k], c);
@@ -55,7 +55,7 @@ static void *run_all(void *user) {
   kr_case *c = malloc(sizeof *c);
   for (int64_t index = 0; index < 6; index++)
     for (int i = 0; i < N_OPS; i++) {
-      assert_int_equal(kr_case_open(c, kr_op_find(op_names[i]), 5, index), KRAIT_OK);
+      assert_int_equal(kr_case_open(c, kr_op_find(op_names[i]), 5, index, 0), KRAIT_OK);
       run_case(kr_op_find(op_names[i]), ctx, c);
       kr_case_close(c);
     }

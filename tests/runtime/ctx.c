@@ -29,7 +29,7 @@ static void masks_and_threads_are_kept(void **state) {
   assert_int_equal(krait_ctx_n_threads(ctx), 3);
   krait_ctx_close(&ctx);
   krait_ctx_close(&ctx);
-  options.size = 1000;
+  options.size = 123456; /* never set */
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_ERR_STRUCT_SIZE);
   assert_null(ctx);
 }

@@ -1,5 +1,9 @@
-/* causal_conv1d_bwd_cuda.c: how many blocks share a channel, and the launches of the convolution's gradient. */
+/* causal_conv1d_bwd_cuda.c: the families of kernels of the convolution's gradient, which calls each takes, how many blocks share a channel,
+ * and the launches. */
 #include "conv_host.h"
+#include "conv_rows.h"
+
+enum { CHANNELS_LAST, LONG_PACKED_ROWS, PACKED_ROWS, ROWS_BY_FOURS, ANY_ROWS, STEP_BY_STEP };
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
@@ -58,18 +62,9 @@ static int32_t cut_long(const krait_ctx *ctx, kr_conv_plan *p, int64_t B, int64_
   return (int32_t)(tasks > most_warps ? most_warps : tasks < 1 ? 1 : tasks);
 }
 
-uint64_t kr_causal_conv1d_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_bwd_args *a = args;
-  kr_conv_plan cut = {0};
-  const int64_t n_packs = a->L / (a->x.dtype == KRAIT_F32 ? 4 : 8), walk = is_long(n_packs) ? cut_long(ctx, &cut, a->B, a->D, n_packs) : 0;
-  int64_t parts = parts_of(ctx, a), last = last_parts_of(ctx, a);
-  if (parts < last) parts = last;
-  if (parts < walk) parts = walk;
-  return kr_scratch_round((uint64_t)(a->D * parts * (a->W + 1)) * 4);
-}
+static int64_t per_pack_of(const kr_conv_plan *p) { return p->x.dtype == KRAIT_F32 ? 4 : 8; }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_causal_conv1d_bwd_args *a = args;
+static kr_conv_plan plan_of(const krait_causal_conv1d_bwd_args *a) {
   const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
   kr_conv_plan p = KR_CONV_PLAN(a, reverse);
   p.dout = kr_rows_of(&a->dout, reverse, a->L);
@@ -79,24 +74,69 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.dweight = a->dweight.data, p.dweight_d = a->dweight.stride[0], p.dweight_w = a->dweight.stride[1], p.dweight_dtype = a->dweight.dtype;
   p.dbias = a->dbias.data, p.dbias_d = a->dbias.stride[0], p.dbias_dtype = a->dbias.dtype;
   p.part = a->call.scratch;
-  const int same = a->dout.data && a->dout.dtype == a->x.dtype && (!p.dx.data || a->dx.dtype == a->x.dtype);
-  const int64_t per_pack = a->x.dtype == KRAIT_F32 ? 4 : 8;
-  const int few_taps = p.W <= KR_CONV_TAPS && !p.seq_idx && same && p.B * ((p.L + 3) / 4) < 1ll << 31;
-  const int plain = few_taps && !p.initial.data && !p.dfinal.data; /* those two are rare: the general kernels do them */
-  const int last = plain && p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx));
-  const int whole = plain && !last && p.L % per_pack == 0 && p.x.packs && p.dout.packs && (!p.dx.data || p.dx.packs);
-  const int walk = whole && is_long(p.L / per_pack);
-  const int fours = plain && !last && !whole && per_pack == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L));
-  p.packs_per_row = kr_divisor_of(fours ? (p.L + 15) / 16 : whole && !walk ? (p.L / per_pack + 1) / 2 : (p.L + per_pack - 1) / per_pack);
+  return p;
+}
+
+static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  (void)ctx;
+  if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
+  if (family == STEP_BY_STEP) return NULL;
+  if (a->W > KR_CONV_TAPS) return "W above 4";
+  if (kr_has(&a->seq_idx)) return "seq_idx";
+  if (!kr_has(&a->dout)) return "no dout";
+  if (a->dout.dtype != a->x.dtype || (kr_has(&a->dx) && a->dx.dtype != a->x.dtype)) return "dout or dx of another type than x";
+  if (a->B * ((a->L + 3) / 4) >= 1ll << 31) return "2^31 groups of four steps or more";
+  if (family == ANY_ROWS) return NULL;
+  if (kr_has(&a->initial_states) || kr_has(&a->dfinal_states)) return "states"; /* rare: the general kernels do them */
+  const kr_conv_plan p = plan_of(a);
+  if (family == CHANNELS_LAST) return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx)) ? NULL : "channels do not lie together in aligned groups of four";
+  if (family == ROWS_BY_FOURS) return per_pack_of(&p) == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L)) ? NULL : "rows are not of aligned groups of four 16-bit steps";
+  if (p.L % per_pack_of(&p) || !p.x.packs || !p.dout.packs || (p.dx.data && !p.dx.packs)) return "rows are not of whole aligned packs of 16 bytes";
+  return family == LONG_PACKED_ROWS && !is_long(p.L / per_pack_of(&p)) ? "rows are short" : NULL;
+}
+
+/* Blocks that share a channel's sums; cuts long rows. */
+static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, kr_conv_plan *p, int family) {
+  if (family == CHANNELS_LAST) return last_parts_of(ctx, a);
+  return family == LONG_PACKED_ROWS ? cut_long(ctx, p, p->B, p->D, p->L / per_pack_of(p)) : parts_of(ctx, a);
+}
+
+static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  kr_conv_plan p = plan_of(a);
+  return kr_scratch_round((uint64_t)(a->D * share_channels(ctx, a, &p, family) * (a->W + 1)) * 4);
+}
+
+/* Of long rows: a warp a part, or all of a channel's in one block, or far apart. */
+static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_plan *p, kr_grid *grid) {
+  const int far = tier == KRAIT_CAP_CUDA_AMPERE && p->x.dtype != KRAIT_F32 && p->B * p->runs.by * p->run_packs >= (int64_t)FAR_PACKS * p->n_parts;
+  grid->block = 32;
+  if (far || p->n_parts > BLOCK_WARPS || p->D * p->n_parts > (int64_t)FEW_WARPS * kr_cuda_info(ctx->cuda)->n_multiprocessors) return far ? far_kernel : long_kernel;
+  grid->x = (uint32_t)p->D, grid->block = 32 * (uint32_t)p->n_parts, p->n_parts = 1;
+  return block_kernel;
+}
+
+static const kr_kernel *kernel_of(const krait_ctx *ctx, uint64_t tier, kr_conv_plan *p, kr_grid *grid, int family) {
+  switch (family) {
+    case CHANNELS_LAST: return last_kernel;
+    case LONG_PACKED_ROWS: return long_rows(ctx, tier, p, grid);
+    case PACKED_ROWS: return whole_kernel;
+    case ROWS_BY_FOURS: return fours_kernel;
+    default: return family == ANY_ROWS ? rows_kernel : any_kernel;
+  }
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
+  const krait_causal_conv1d_bwd_args *a = args;
+  kr_conv_plan p = plan_of(a);
+  const int64_t packs = (p.L + per_pack_of(&p) - 1) / per_pack_of(&p);
+  p.packs_per_row = kr_divisor_of(family == ROWS_BY_FOURS ? (p.L + 15) / 16 : family == PACKED_ROWS ? (packs + 1) / 2 : packs);
   p.run_steps = run_steps_of(ctx, a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
-  p.n_parts = last ? last_parts_of(ctx, a) : walk ? cut_long(ctx, &p, p.B, p.D, p.L / per_pack) : parts_of(ctx, a);
-  const int far = walk && tier == KRAIT_CAP_CUDA_AMPERE && p.x.dtype != KRAIT_F32 && p.B * p.runs.by * p.run_packs >= (int64_t)FAR_PACKS * p.n_parts;
-  const int block = walk && !far && p.n_parts <= BLOCK_WARPS && p.D * p.n_parts <= (int64_t)FEW_WARPS * kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  const kr_kernel *kernel = last ? last_kernel : far ? far_kernel : block ? block_kernel : walk ? long_kernel : whole ? whole_kernel : fours ? fours_kernel : few_taps ? rows_kernel : any_kernel;
-  kr_grid grid = {.x = (uint32_t)((last ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
-  if (walk) grid.block = 32;
-  if (block) grid.x = (uint32_t)p.D, grid.block = 32 * (uint32_t)p.n_parts, p.n_parts = 1;
+  p.n_parts = share_channels(ctx, a, &p, family);
+  kr_grid grid = {.x = (uint32_t)((family == CHANNELS_LAST ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  const kr_kernel *kernel = kernel_of(ctx, tier, &p, &grid, family);
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
@@ -108,11 +148,9 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-const char *kr_causal_conv1d_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_bwd_args *a = args;
-  (void)ctx;
-  if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
-  return NULL;
-}
-
-KR_CUDA_TIERS(causal_conv1d_bwd, run)
+KR_CUDA_FAMILY(causal_conv1d_bwd, channels_last, CHANNELS_LAST, run, refuse, scratch_of)
+KR_CUDA_FAMILY(causal_conv1d_bwd, long_packed_rows, LONG_PACKED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(causal_conv1d_bwd, packed_rows, PACKED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(causal_conv1d_bwd, rows_by_fours, ROWS_BY_FOURS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(causal_conv1d_bwd, any_rows, ANY_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(causal_conv1d_bwd, step_by_step, STEP_BY_STEP, run, refuse, scratch_of)

@@ -1,36 +1,25 @@
-/* conv_rows.h: what the files of the convolution say to each other: the inputs that both directions share, scratch sizes. */
+/* conv_rows.h: what the files of the convolution say to each other: random cases, scratch sizes. */
 #ifndef KR_CONV_ROWS_H
 #define KR_CONV_ROWS_H
 
 #include <krait/ops.h>
 
-typedef struct kr_conv_inputs {
-  const krait_call *call;
-  int64_t B, D, L, W;
-  int32_t activation;
-  const krait_view *x, *weight, *bias, *seq_idx, *initial_states;
-} kr_conv_inputs;
+#include "cuda_row.h"
 
-#define KR_CONV_INPUTS(a) \
-  {&(a)->call, (a)->B, (a)->D, (a)->L, (a)->W, (a)->activation, &(a)->x, &(a)->weight, &(a)->bias, &(a)->seq_idx, &(a)->initial_states}
-
-int32_t kr_conv_check_inputs(const char *op, const kr_conv_inputs *in);
+/* Kernels for channels-last tensors; for rows of time in whole aligned packs, many of them or few; any strides; any W, packed sequences, in place. */
+#define KR_CONV_FAMILIES(X, op) X(op, channels_last) X(op, packed_rows) X(op, any_rows) X(op, step_by_step)
+#define KR_CONV_BWD_FAMILIES(X, op) \
+  X(op, channels_last) X(op, long_packed_rows) X(op, packed_rows) X(op, rows_by_fours) X(op, any_rows) X(op, step_by_step)
+#define KR_CONV_UPDATE_FAMILIES(X, op) X(op, few_taps) X(op, any_taps)
+KR_CONV_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d_update)
+KR_CONV_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d)
+KR_CONV_BWD_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d_bwd)
 
 typedef uint64_t kr_conv_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_conv_scratch_fn kr_causal_conv1d_update_ref_scratch, kr_causal_conv1d_bwd_ref_scratch, kr_causal_conv1d_bwd_scratch_avx512, kr_causal_conv1d_bwd_scratch_avx2,
     kr_causal_conv1d_bwd_scratch_neon, kr_causal_conv1d_bwd_scratch_scalar;
 
 struct kr_case;
-typedef struct kr_conv_case {
-  krait_call *call;
-  int64_t *B, *D, *L, *W;
-  int32_t *activation;
-  krait_view *x, *weight, *bias, *seq_idx, *initial_states;
-} kr_conv_case;
-
-#define KR_CONV_CASE(a) \
-  {&(a)->call, &(a)->B, &(a)->D, &(a)->L, &(a)->W, &(a)->activation, &(a)->x, &(a)->weight, &(a)->bias, &(a)->seq_idx, &(a)->initial_states}
-
-void kr_conv_case_inputs(struct kr_case *c, kr_conv_case *s, int64_t index); /* random inputs of either direction */
+int32_t kr_conv_case(struct kr_case *c, int64_t index), kr_conv_update_case(struct kr_case *c, int64_t index), kr_conv_varlen_case(struct kr_case *c, int64_t index);
 
 #endif

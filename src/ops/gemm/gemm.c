@@ -1,64 +1,60 @@
 /* gemm.c: contract, cost and rows of the product of rows with a weight matrix. The equation is in gemm_ref.c. Bound: float32
  * 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding. */
 #include "gemm/gemm_kernel.h"
+#include "gemm/gemm_rows.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static int32_t check_args(const void *args) {
+/* No memory holds more elements; within them no size, offset or scratch overflows. */
+static int32_t check_product(const char *what, int64_t a, int64_t b) {
+  const int64_t most = (int64_t)1 << 48;
+  KR_CHECK(b == 0 || a <= most / b, KRAIT_ERR_SHAPE, "gemm: %s is %lld x %lld, more than 2^48 elements", what, (long long)a, (long long)b);
+  return KRAIT_OK;
+}
+
+static int32_t check_rules(const void *args) {
   const krait_gemm_args *a = args;
-  KR_CHECK(a->M >= 0 && a->N >= 1 && a->K >= 1, KRAIT_ERR_SHAPE, "gemm: M must not be negative, N and K must be positive");
-  KR_CHECK(kr_has(&a->A) && kr_has(&a->Bmat) && kr_has(&a->out), KRAIT_ERR_ARGUMENT, "gemm: A, Bmat and out must be given");
-  KR_CHECK(a->activation == KRAIT_ACT_NONE || a->activation == KRAIT_ACT_SILU, KRAIT_ERR_ARGUMENT, "gemm: unknown activation %d", a->activation);
-  KR_CHECK(kr_is_activation_dtype(a->A.dtype), KRAIT_ERR_DTYPE,
-           "gemm: A is %s, must be float32, float16 or bfloat16", krait_dtype_name(a->A.dtype));
-  KR_CHECK(kr_is_float_dtype(a->Bmat.dtype), KRAIT_ERR_DTYPE, "gemm: Bmat is %s, must be a float type",
-           krait_dtype_name(a->Bmat.dtype));
-  KR_CHECK(!kr_has(&a->bias) || kr_is_float_dtype(a->bias.dtype), KRAIT_ERR_DTYPE,
-           "gemm: bias is %s, must be a float type", krait_dtype_name(a->bias.dtype));
-  KR_CHECK(!kr_has(&a->residual) || a->residual.dtype == a->A.dtype, KRAIT_ERR_DTYPE,
-           "gemm: residual is %s but A is %s", krait_dtype_name(a->residual.dtype), krait_dtype_name(a->A.dtype));
-  KR_CHECK(a->out.dtype == a->A.dtype, KRAIT_ERR_DTYPE,
-           "gemm: out is %s but A is %s", krait_dtype_name(a->out.dtype), krait_dtype_name(a->A.dtype));
-  int in_place = kr_has(&a->residual) && a->residual.data == a->out.data;
-  KR_CHECK(!in_place || (a->residual.stride[0] == a->out.stride[0] && a->residual.stride[1] == a->out.stride[1]), KRAIT_ERR_ARGUMENT,
-           "gemm: out is residual but with other strides");
-  KR_CHECK(!in_place || a->activation == KRAIT_ACT_NONE, KRAIT_ERR_ARGUMENT, "gemm: out may be residual only without an activation");
+  KR_TRY(check_product("A", a->M, a->K));
+  KR_TRY(check_product("Bmat", a->K, a->N));
+  KR_TRY(check_product("out", a->M, a->N));
+  const int in_place = kr_has(&a->residual) && a->residual.data == a->out.data;
+  KR_CHECK(!kr_has(&a->residual) || a->residual.dtype == KRAIT_F32 || a->residual.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: residual is %s but A is %s",
+           krait_dtype_name(a->residual.dtype), krait_dtype_name(a->A.dtype));
+  KR_CHECK(a->out.dtype == KRAIT_F32 || a->out.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: out is %s but A is %s", krait_dtype_name(a->out.dtype), krait_dtype_name(a->A.dtype));
+  KR_CHECK(!in_place || a->residual.dtype == a->out.dtype, KRAIT_ERR_DTYPE, "gemm: out is residual but %s, not %s", krait_dtype_name(a->out.dtype), krait_dtype_name(a->residual.dtype));
+  KR_CHECK(!in_place || (a->activation == KRAIT_ACT_NONE && !kr_has(&a->B2)), KRAIT_ERR_ARGUMENT, "gemm: out may be residual only without an activation");
+  KR_CHECK(a->scale - a->scale == 0, KRAIT_ERR_ARGUMENT, "gemm: scale is not finite");
   return KRAIT_OK;
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_gemm_args *a = args;
-  double element = (double)krait_dtype_bytes(a->A.dtype), M = (double)a->M, N = (double)a->N, K = (double)a->K;
-  cost->flops = 2 * M * N * K;
-  cost->bytes = element * (M * K + M * N * (kr_has(&a->residual) ? 2 : 1)) + K * N * (double)krait_dtype_bytes(a->Bmat.dtype);
-  cost->exps = a->activation == KRAIT_ACT_SILU ? M * N : 0;
+  const double P = (double)kr_gemm_products(a), M = P * (double)a->M, N = (double)a->N, K = (double)a->K, factors = kr_has(&a->B2) ? 2 : 1;
+  cost->flops = 2 * M * N * K * factors;
+  cost->bytes = M * K * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype) + factors * P * K * N * (double)krait_dtype_bytes(a->Bmat.dtype);
+  if (kr_has(&a->residual)) cost->bytes += M * N * (double)krait_dtype_bytes(a->residual.dtype);
+  cost->exps = a->activation != KRAIT_ACT_NONE ? M * N : 0;
 }
 
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
+  const krait_view *const views[] = {&a->A, &a->Bmat, &a->bias, &a->residual, &a->out, &a->B2, &a->bias2, &a->row_scale};
   (void)ctx;
-  if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must be float32";
-  if (a->A.stride[1] != 1 || a->out.stride[1] != 1 || (kr_has(&a->residual) && a->residual.stride[1] != 1))
-    return "rows of A, residual and out must be contiguous";
+  for (int i = 0; i < 8; i++)
+    if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64";
   return NULL;
 }
 
-#define KR_ISA(isa, cap)                                                                              \
-  static uint64_t scratch_##isa(const krait_ctx *ctx, const void *args) {                             \
-    (void)ctx;                                                                                        \
-    return (uint64_t)kr_panels_floats_##isa(((const krait_gemm_args *)args)->K, ((const krait_gemm_args *)args)->N, 0) * sizeof(float); \
-  }
-#include "isa.def"
-#undef KR_ISA
-
 static const kr_row rows[] = {
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_gemm_##isa, scratch_##isa},
+    {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_few_refuse, kr_gemm_few, NULL},
+    {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
+    {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_gemm_##isa, kr_gemm_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
 };
 
-const kr_op kr_op_gemm = {"gemm", sizeof(krait_gemm_args), KR_ROWS(rows), check_args, count_cost, kr_gemm_case, 500, kr_gemm_views};
-
-KR_OP_FUNCTIONS(gemm)
+KR_OP_DEFINE(gemm, rows, check_rules, count_cost, kr_gemm_case, 500)

@@ -1,26 +1,46 @@
-/* gemm_check.c: random products around the edges of tiles and panels, with every option. */
+/* gemm_check.c: sizes of random products around the edges of tiles and panels; every third call as layers make it, rows or columns without
+ * gaps and aligned, often of 16 bits and often of few rows. */
 #include "check.h"
 #include "op_list.h"
 
+/* A tensor (rows, columns, P) without gaps, given other strides over the same memory: product after product, of each row after row or, turned,
+ * column after column. */
+static void lay_out(krait_view *view, int64_t rows, int64_t columns, int turned) {
+  if (!view) return;
+  view->stride[0] = turned ? 1 : columns, view->stride[1] = turned ? rows : 1, view->stride[2] = rows * columns;
+}
+
+static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
+  if (kr_case_chance(c, chance)) return kr_case_give(c, name);
+  kr_case_leave_out(c, name);
+  return NULL;
+}
+
+static void give_aligned(kr_case *c, krait_gemm_args *a) {
+  const int turned = (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
+  c->contiguous = 1;
+  lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
+  lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
+  lay_out(give_by_chance(c, "residual", 0.5), a->M, a->N, 0);
+  lay_out(kr_case_give(c, "out"), a->M, a->N, 0);
+  lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
+}
+
 int32_t kr_gemm_case(kr_case *c, int64_t index) {
   krait_gemm_args *a = (krait_gemm_args *)c->args;
-  int32_t dtype = kr_case_chance(c, 0.8) ? KRAIT_F32 : kr_case_activation_dtype(c);
+  const int aligned = index % 3 == 0 && !c->is_exact;
+  if (!c->is_exact) {
+    if (!kr_case_chance(c, 0.2)) c->dtype = c->other = KRAIT_F32;
+    if (aligned && kr_case_chance(c, 0.7)) c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+  }
   a->M = kr_case_edge(c, index % 8 == 0 ? 300 : 40);
-  a->N = kr_case_edge(c, 130);
+  a->N = kr_case_edge(c, index % 8 == 2 ? 300 : 130);
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);
-  a->activation = kr_case_chance(c, 0.3) ? KRAIT_ACT_SILU : KRAIT_ACT_NONE;
-  kr_case_view(c, &a->A, "A", KR_IN, dtype, KR_SHAPE(a->M, a->K));
-  kr_case_view(c, &a->Bmat, "Bmat", KR_IN, dtype, KR_SHAPE(a->K, a->N));
-  if (kr_case_chance(c, 0.6)) {
-    kr_case_view(c, &a->bias, "bias", KR_IN, KRAIT_F32, KR_SHAPE(a->N));
-    kr_case_fill_normal(c, &a->bias, 0, 1);
-  }
-  if (kr_case_chance(c, 0.5)) {
-    kr_case_view(c, &a->residual, "residual", KR_IN, dtype, KR_SHAPE(a->M, a->N));
-    kr_case_fill_normal(c, &a->residual, 0, 1);
-  }
-  kr_case_view(c, &a->out, "out", KR_OUT, dtype, KR_SHAPE(a->M, a->N));
-  kr_case_fill_normal(c, &a->A, 0, 1);
-  kr_case_fill_normal(c, &a->Bmat, 0, 1);
+  a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
+  a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
+  if (!aligned) return KRAIT_OK;
+  a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20), a->K = 8 * kr_case_int(c, 1, 24);
+  if (kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
+  give_aligned(c, a);
   return KRAIT_OK;
 }

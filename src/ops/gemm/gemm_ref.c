@@ -1,19 +1,41 @@
-/* gemm_ref.c: out = residual + act(A B + bias), written to be read; double accumulation, one rounding. */
+/* gemm_ref.c: out = residual + act(S A B + bias) (S A B2 + bias2), S = scale row_scale[m], written to be read; double
+ * accumulation, one rounding. */
 #include <math.h>
 
+#include "gemm/gemm_rows.h"
 #include "op_list.h"
 #include "view.h"
 
+static double activated(int32_t activation, double v) {
+  switch (activation) {
+    case KRAIT_ACT_SILU: return v / (1 + exp(-v));
+    case KRAIT_ACT_GELU: return 0.5 * v * erfc(-v * 0.70710678118654752440);
+    case KRAIT_ACT_GELU_TANH: return 0.5 * v * (1 + tanh(0.79788456080286535588 * (v + 0.044715 * v * v * v)));
+    default: return v;
+  }
+}
+
+static double linear(const krait_gemm_args *a, const krait_view *B, const krait_view *bias, int64_t m, int64_t n, int64_t p) {
+  double sum = 0, scale = a->scale != 0 ? (double)a->scale : 1;
+  for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->A, kr_at3(&a->A, m, k, p)) * kr_get(B, kr_at3(B, k, n, p));
+  if (kr_has(&a->row_scale)) scale *= kr_get(&a->row_scale, kr_at2(&a->row_scale, m, p));
+  return scale * sum + (kr_has(bias) ? kr_get(bias, kr_at1(bias, n)) : 0);
+}
+
+static void one_product(const krait_gemm_args *a, int64_t p) {
+  for (int64_t m = 0; m < a->M; m++)
+    for (int64_t n = 0; n < a->N; n++) {
+      double v = activated(a->activation, linear(a, &a->Bmat, &a->bias, m, n, p));
+      if (kr_has(&a->B2)) v *= linear(a, &a->B2, &a->bias2, m, n, p);
+      if (kr_has(&a->residual)) v += kr_get(&a->residual, kr_at3(&a->residual, m, n, p));
+      kr_put(&a->out, kr_at3(&a->out, m, n, p), v);
+    }
+}
+
+/* A call of one product leaves the strides of its third dimension to chance: p is 0 there. */
 int32_t kr_gemm_ref(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   (void)ctx;
-  for (int64_t m = 0; m < a->M; m++)
-    for (int64_t n = 0; n < a->N; n++) {
-      double v = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
-      for (int64_t k = 0; k < a->K; k++) v += kr_get(&a->A, kr_at2(&a->A, m, k)) * kr_get(&a->Bmat, kr_at2(&a->Bmat, k, n));
-      if (a->activation == KRAIT_ACT_SILU) v /= 1 + exp(-v);
-      if (kr_has(&a->residual)) v += kr_get(&a->residual, kr_at2(&a->residual, m, n));
-      kr_put(&a->out, kr_at2(&a->out, m, n), v);
-    }
+  for (int64_t p = 0; p < kr_gemm_products(a); p++) one_product(a, p);
   return KRAIT_OK;
 }

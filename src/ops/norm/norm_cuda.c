@@ -1,9 +1,13 @@
-/* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. */
+/* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. Three families: aligned_rows lie in
+ * registers in runs of eight features, unaligned_rows feature by feature, long_rows not at all. A family is the run of its plans. */
 #include "cuda_row.h"
 #include "norm_plan.h"
+#include "norm_rows.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
+
+enum { LONG_ROWS = 0, UNALIGNED_ROWS = 1, ALIGNED_ROWS = 8 };
 
 /* Forms of a row in registers, and the kernels by form and storage type. */
 enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE };
@@ -29,8 +33,9 @@ static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row)
 /* A vector that is read or written one by one. */
 static kr_norm_view vector_of(const krait_view *v) { return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0}; }
 
-static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms) {
-  return (kr_norm_plan){.R = R, .M = M, .n = group_size, .eps = eps, .inverse_n = (float)(1.0 / (double)group_size), .rms = rms, .n_sums = 2, .run = group_size % 8 == 0 ? 8 : 1};
+static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms, int family) {
+  return (kr_norm_plan){.R = R, .M = M, .n = group_size, .eps = eps, .inverse_n = (float)(1.0 / (double)group_size), .rms = rms, .n_sums = 2,
+    .run = family == ALIGNED_ROWS && group_size % 8 ? UNALIGNED_ROWS : family};
 }
 
 /* The 16-bit type among the views, else float32. */
@@ -59,9 +64,8 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
 
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
 
-static int32_t run_forward(const krait_ctx *ctx, kr_norm_plan *p, void *stream, uint64_t tier) {
-  share_threads(p, KR_NORM_SMALL_THREADS);
-  const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = stream};
+static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const krait_call *call, uint64_t tier) {
+  const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }
 
@@ -69,7 +73,7 @@ static int32_t run_forward(const krait_ctx *ctx, kr_norm_plan *p, void *stream, 
 static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
   share_threads(p, KR_NORM_THREADS);
   const int64_t threads = 32ll * p->warps * p->rows_per_block, per_part = (int64_t)FEWEST_ROWS_PER_PART * p->rows_per_block;
-  int64_t blocks = (p->R + per_part - 1) / per_part, most = kr_cuda_info(ctx->cuda)->n_multiprocessors * (THREADS_PER_MULTIPROCESSOR / threads) / groups_of(p);
+  int64_t blocks = (p->R + per_part - 1) / per_part, most = kr_cuda_info(ctx->cuda)->n_multiprocessors * (THREADS_PER_MULTIPROCESSOR / threads) / (p->M / p->n);
   if (most < 1) most = 1;
   if (blocks > most) blocks = most;
   p->n_parts = (int32_t)(blocks * p->rows_per_block);
@@ -89,30 +93,48 @@ static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_c
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static const char *refuse_sizes(int64_t R, int64_t M, int64_t group_size) {
-  if (R >= 1ll << 31) return "2^31 rows or more";
-  if (M >= 1ll << 31) return "2^31 features or more";
-  return M / group_size > MOST_GROUPS ? "more than 65535 groups" : NULL;
+/* Of a plan that was made for this family. */
+static const char *refuse_plan(const kr_norm_plan *p, int family) {
+  if (p->R >= 1ll << 31) return "2^31 rows or more";
+  if (p->M >= 1ll << 31) return "2^31 features or more";
+  if (p->M / p->n > MOST_GROUPS) return "more than 65535 groups";
+  if (p->run == family) return NULL;
+  return family == ALIGNED_ROWS ? "needs rows of whole, aligned groups of eight features that fit registers" : "needs contiguous rows of up to 8192 features and one 16-bit type";
 }
 
-static uint64_t no_scratch(const krait_ctx *ctx, const void *args) {
-  (void)ctx, (void)args;
-  return 0;
-}
+#define FAMILIES(op, run, plan, scratch_of)                                                                                           \
+  static const char *refuse_##op(const krait_ctx *ctx, const void *args, int family) {                                                           \
+    const kr_norm_plan p = plan(ctx, args, family);                                                                                              \
+    return refuse_plan(&p, family);                                                                                                              \
+  }                                                                                                                                              \
+  static uint64_t scratch_##op(const krait_ctx *ctx, const void *args, int family) {                                                             \
+    const kr_norm_plan p = plan(ctx, args, family);                                                                                              \
+    return scratch_of(&p);                                                                                                                       \
+  }                                                                                                                                              \
+  static int32_t run_##op(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {                                                   \
+    kr_norm_plan p = plan(ctx, args, family);                                                                                                    \
+    return run(ctx, &p, args, tier);                                                                                                             \
+  }                                                                                                                                              \
+  KR_CUDA_FAMILY(op, aligned_rows, ALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                                            \
+  KR_CUDA_FAMILY(op, unaligned_rows, UNALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                                        \
+  KR_CUDA_FAMILY(op, long_rows, LONG_ROWS, run_##op, refuse_##op, scratch_##op)
+
+static uint64_t no_bytes(const kr_norm_plan *p) { return (void)p, 0; }
 
 /* ---- add + norm ---------------------------------------------------------------------------------------------------- */
 
-static int32_t run_add(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_add_norm_args *a = args;
-  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0);
+static kr_norm_plan plan_add(const krait_ctx *ctx, const krait_add_norm_args *a, int family) {
+  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
+  (void)ctx;
   p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.second = view_of(&p, &a->residual, 1), p.rowscale = vector_of(&a->rowscale);
   p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0), p.bias1 = view_of(&p, &a->bias1, 0);
   p.out = view_of(&p, &a->out, 1), p.out1 = view_of(&p, &a->out1, 1), p.residual_out = view_of(&p, &a->residual_out, 1);
-  return run_forward(ctx, &p, a->call.stream, tier);
+  share_threads(&p, KR_NORM_SMALL_THREADS);
+  return p;
 }
 
-static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *a) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0);
+static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *a, int family) {
+  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   const krait_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   p.n_sums = kr_has(&a->weight1) ? 4 : 2;
   p.x = view_of(&p, &a->v, 1), p.rowscale = vector_of(&a->rowscale), p.weight = view_of(&p, &a->weight, 0), p.weight1 = view_of(&p, &a->weight1, 0);
@@ -123,44 +145,24 @@ static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_
   return p;
 }
 
-static int32_t run_add_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  kr_norm_plan p = plan_add_bwd(ctx, args);
-  return run_backward(ctx, &p, args, tier);
-}
-
-const char *kr_add_norm_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_args *a = args;
-  (void)ctx;
-  return refuse_sizes(a->R, a->M, a->M);
-}
-const char *kr_add_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_bwd_args *a = args;
-  (void)ctx;
-  return refuse_sizes(a->R, a->M, a->M);
-}
-uint64_t kr_add_norm_cuda_scratch(const krait_ctx *ctx, const void *args) { return no_scratch(ctx, args); }
-uint64_t kr_add_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const kr_norm_plan p = plan_add_bwd(ctx, args);
-  return part_bytes(&p);
-}
-
-KR_CUDA_TIERS(add_norm, run_add)
-KR_CUDA_TIERS(add_norm_bwd, run_add_bwd)
+FAMILIES(add_norm, run_forward, plan_add, no_bytes)
+FAMILIES(add_norm_bwd, run_backward, plan_add_bwd, part_bytes)
 
 /* ---- gated norm ---------------------------------------------------------------------------------------------------- */
 
 static int gate_of(uint32_t flags, const krait_view *z) { return !kr_has(z) ? KR_NORM_NO_GATE : flags & KRAIT_GATED_NORM_GATE_FIRST ? KR_NORM_GATE_FIRST : KR_NORM_GATE_LAST; }
 
-static int32_t run_gated(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_gated_norm_args *a = args;
-  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0);
+static kr_norm_plan plan_gated(const krait_ctx *ctx, const krait_gated_norm_args *a, int family) {
+  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
+  (void)ctx;
   p.gate = gate_of(a->call.flags, &a->z);
   p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
-  return run_forward(ctx, &p, a->call.stream, tier);
+  share_threads(&p, KR_NORM_SMALL_THREADS);
+  return p;
 }
 
-static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0);
+static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a, int family) {
+  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   p.gate = gate_of(a->call.flags, &a->z);
   p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
   p.dout = view_of(&p, &a->dout, 1), p.dx = view_of(&p, &a->dx, 1), p.dz = view_of(&p, &a->dz, 1);
@@ -169,26 +171,5 @@ static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_
   return p;
 }
 
-static int32_t run_gated_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  kr_norm_plan p = plan_gated_bwd(ctx, args);
-  return run_backward(ctx, &p, args, tier);
-}
-
-const char *kr_gated_norm_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_args *a = args;
-  (void)ctx;
-  return refuse_sizes(a->R, a->M, a->group_size);
-}
-const char *kr_gated_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_bwd_args *a = args;
-  (void)ctx;
-  return refuse_sizes(a->R, a->M, a->group_size);
-}
-uint64_t kr_gated_norm_cuda_scratch(const krait_ctx *ctx, const void *args) { return no_scratch(ctx, args); }
-uint64_t kr_gated_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const kr_norm_plan p = plan_gated_bwd(ctx, args);
-  return part_bytes(&p);
-}
-
-KR_CUDA_TIERS(gated_norm, run_gated)
-KR_CUDA_TIERS(gated_norm_bwd, run_gated_bwd)
+FAMILIES(gated_norm, run_forward, plan_gated, no_bytes)
+FAMILIES(gated_norm_bwd, run_backward, plan_gated_bwd, part_bytes)

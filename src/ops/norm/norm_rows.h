@@ -5,6 +5,15 @@
 
 #include <krait/ops.h>
 
+#include "cuda_row.h"
+
+/* Kernels of rows in registers in runs of eight features, the same feature by feature, and of rows of any length. */
+#define KR_NORM_FAMILIES(X, op) X(op, aligned_rows) X(op, unaligned_rows) X(op, long_rows)
+KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, add_norm)
+KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, add_norm_bwd)
+KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm)
+KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm_bwd)
+
 typedef uint64_t kr_norm_scratch_fn(const krait_ctx *ctx, const void *args);
 #define KR_NORM_SCRATCH(op) kr_norm_scratch_fn kr_##op##_scratch_avx512, kr_##op##_scratch_avx2, kr_##op##_scratch_neon, kr_##op##_scratch_scalar
 KR_NORM_SCRATCH(add_norm);

@@ -33,6 +33,13 @@ typedef enum kr_scan_walk { KR_SCAN_OUTPUT, KR_SCAN_STATES, KR_SCAN_CUT } kr_sca
 kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p);
 uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit);
 
+/* Channels-last rows: why their kernels do not take a call, or NULL; whether they take it, and then *p is cut for them; shared memory of their
+ * walks (KR_SCAN_STATES: the gradient's sweep, too). */
+const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient);
+int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient);
+uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk);
+uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p);
+
 /* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);
 int32_t kr_scan_any_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);

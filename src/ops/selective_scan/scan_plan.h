@@ -11,6 +11,8 @@
 
 #define KR_SCAN_THREADS 128
 #define KR_SCAN_WHOLE_PACKS 4 /* of 16 bytes of a row in a tile of selective_scan_whole.cu */
+#define KR_SCAN_LAST_CHANNELS 32 /* of a block of selective_scan_last.cu */
+#define KR_SCAN_LAST_TILE 32     /* steps of a tile there */
 #define KR_SCAN_BWD_TILE 16
 #define KR_SCAN_BWD_ROW 84 /* floats of a channel of a tile in shared memory */
 #define KR_SCAN_PART 4096 /* floats of the threads' parts of dB and dC over four steps, with four states per lane */
@@ -67,6 +69,7 @@ typedef struct kr_scan_plan {
   float *part_bc;         /* (B, G, blocks_per_group, L, 2 N_padded): dB and dC of one block's channels */
   float *part_A;          /* (B, n_chunks, D, N_padded) */
   float *part_D, *part_bias; /* (B, n_chunks, D) */
+  int32_t channels_last, align, align_bc, reserved_last; /* last.cuh: taken this way; what all rows, and those of B and C, are multiples of, in bytes */
 } kr_scan_plan;
 
 #endif

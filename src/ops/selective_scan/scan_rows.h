@@ -15,9 +15,11 @@ typedef struct kr_scan_inputs {
   {(a)->call.flags, (a)->B, (a)->D, (a)->L, (a)->N, (a)->G, (a)->S, &(a)->u, &(a)->delta, &(a)->A, &(a)->Bmat,          \
    &(a)->Cmat, &(a)->Dvec, &(a)->z, &(a)->delta_bias, &(a)->initial_state, &(a)->seq_idx, &(a)->cu_seqlens, &(a)->A_reverse}
 
-enum { KR_SCAN_FLAGS = KRAIT_SCAN_SOFTPLUS | KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT | KRAIT_SCAN_REVERSE | KRAIT_SCAN_BOTH };
+/* Packed sequences: B and S, with cu_seqlens and without. */
+int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens);
 
-int32_t kr_scan_check_inputs(const char *op, const kr_scan_inputs *in);
+struct kr_case;
+int32_t kr_scan_case(struct kr_case *c, int64_t index); /* random calls of the scan and of its gradient */
 
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_scratch_fn kr_selective_scan_ref_scratch, kr_selective_scan_scratch_avx512, kr_selective_scan_scratch_avx2,

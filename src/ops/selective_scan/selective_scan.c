@@ -5,59 +5,16 @@
 #include "op_list.h"
 #include "scan_rows.h"
 
-static int32_t check_sizes(const char *op, const kr_scan_inputs *in) {
-  KR_TRY(kr_need_size(op, "B", in->B, 0, INT64_MAX));
-  KR_TRY(kr_need_size(op, "D", in->D, 1, INT64_MAX));
-  KR_TRY(kr_need_size(op, "L", in->L, 0, INT64_MAX));
-  KR_TRY(kr_need_size(op, "N", in->N, 1, 512));
-  KR_TRY(kr_need_size(op, "G", in->G, 1, in->D));
-  KR_CHECK(in->D % in->G == 0, KRAIT_ERR_SHAPE, "%s: D %lld is not a multiple of G %lld", op, (long long)in->D, (long long)in->G);
-  if (!kr_has(in->cu_seqlens)) return kr_need_size(op, "S without cu_seqlens", in->S, 0, 0);
-  KR_CHECK(in->B == 1, KRAIT_ERR_SHAPE, "%s: B is %lld, must be 1 with cu_seqlens", op, (long long)in->B);
-  return kr_need_size(op, "S", in->S, 1, INT32_MAX);
+int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens) {
+  if (!kr_has(cu_seqlens)) return kr_need_size(op, "S without cu_seqlens", S, 0, 0);
+  KR_CHECK(B == 1, KRAIT_ERR_SHAPE, "%s: B is %lld, must be 1 with cu_seqlens", op, (long long)B);
+  return kr_need_size(op, "S", S, 1, INT32_MAX);
 }
 
-static int32_t check_modes(const char *op, const kr_scan_inputs *in) {
-  if (kr_has(in->cu_seqlens)) KR_TRY(kr_need_absent(op, "seq_idx", in->seq_idx, "with cu_seqlens"));
-  if (!(in->flags & KRAIT_SCAN_BOTH)) return kr_need_absent(op, "A_reverse", in->A_reverse, "without KRAIT_SCAN_BOTH");
-  KR_CHECK(!(in->flags & KRAIT_SCAN_REVERSE), KRAIT_ERR_ARGUMENT, "%s: KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", op);
-  KR_TRY(kr_need_absent(op, "initial_state", in->initial_state, "with KRAIT_SCAN_BOTH"));
-  KR_TRY(kr_need_absent(op, "seq_idx", in->seq_idx, "with KRAIT_SCAN_BOTH"));
-  KR_TRY(kr_need_absent(op, "cu_seqlens", in->cu_seqlens, "with KRAIT_SCAN_BOTH"));
-  KR_TRY(kr_need(op, "A_reverse", in->A_reverse, KR_TYPE_F32 | KR_TYPE_C64));
-  return kr_need_same_type(op, "A_reverse", in->A_reverse, "A", in->A);
-}
-
-int32_t kr_scan_check_inputs(const char *op, const kr_scan_inputs *in) {
-  KR_TRY(check_sizes(op, in));
-  KR_TRY(kr_need(op, "u", in->u, KR_TYPE_ACTIVATION));
-  KR_TRY(kr_need(op, "delta", in->delta, KR_TYPE_ACTIVATION));
-  KR_TRY(kr_need(op, "A", in->A, KR_TYPE_F32 | KR_TYPE_C64));
-  int state_type = 1 << in->A->dtype, is_complex = in->A->dtype == KRAIT_C64;
-  KR_TRY(kr_need(op, "Bmat", in->Bmat, is_complex && in->flags & KRAIT_SCAN_B_CONSTANT ? KR_TYPE_C64 : KR_TYPE_ACTIVATION));
-  KR_TRY(kr_need(op, "Cmat", in->Cmat, is_complex && in->flags & KRAIT_SCAN_C_CONSTANT ? KR_TYPE_C64 : KR_TYPE_ACTIVATION));
-  KR_TRY(kr_need(op, "Dvec", in->Dvec, KR_TYPE_F32 | KR_OPTIONAL));
-  KR_TRY(kr_need(op, "z", in->z, KR_TYPE_ACTIVATION | KR_OPTIONAL));
-  KR_TRY(kr_need(op, "delta_bias", in->delta_bias, KR_TYPE_F32 | KR_OPTIONAL));
-  KR_TRY(kr_need(op, "initial_state", in->initial_state, state_type | KR_OPTIONAL));
-  KR_TRY(kr_need(op, "seq_idx", in->seq_idx, KR_TYPE_I32 | KR_OPTIONAL));
-  KR_TRY(kr_need(op, "cu_seqlens", in->cu_seqlens, KR_TYPE_I32 | KR_OPTIONAL));
-  return check_modes(op, in);
-}
-
-static int32_t check_args(const void *args) {
-  static const char op[] = "selective_scan";
+static int32_t check_rules(const void *args) {
   const krait_selective_scan_args *a = args;
-  KR_TRY(kr_need_flags(op, &a->call, KR_SCAN_FLAGS));
-  const kr_scan_inputs in = KR_SCAN_INPUTS(a);
-  KR_TRY(kr_scan_check_inputs(op, &in));
-  KR_TRY(kr_need(op, "out", &a->out, KR_TYPE_ACTIVATION));
-  KR_TRY(kr_need_same_type(op, "out", &a->out, "u", &a->u));
-  KR_TRY(kr_need(op, "last_state", &a->last_state, 1 << a->A.dtype | KR_OPTIONAL));
-  if (a->call.flags & KRAIT_SCAN_BOTH) KR_TRY(kr_need_absent(op, "last_state", &a->last_state, "with KRAIT_SCAN_BOTH"));
-  KR_TRY(kr_need_same_place(op, "out", &a->out, "u", &a->u, 3));
-  if (kr_has(&a->z) && a->z.data == a->out.data) KR_TRY(kr_need_same_type(op, "out", &a->out, "z", &a->z));
-  return kr_need_same_place(op, "out", &a->out, "z", &a->z, 3);
+  KR_TRY(kr_scan_check_sequences("selective_scan", a->B, a->S, &a->cu_seqlens));
+  return kr_has(&a->z) && a->z.data == a->out.data ? kr_need_same_type("selective_scan", "out", &a->out, "z", &a->z) : KRAIT_OK;
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
@@ -77,6 +34,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},
 };
 
-const kr_op kr_op_selective_scan = {"selective_scan", sizeof(krait_selective_scan_args), KR_ROWS(rows), check_args, count_cost, kr_selective_scan_case, 500, kr_selective_scan_views};
-
-KR_OP_FUNCTIONS(selective_scan)
+KR_OP_DEFINE(selective_scan, rows, check_rules, count_cost, kr_scan_case, 500)

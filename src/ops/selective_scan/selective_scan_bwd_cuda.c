@@ -18,6 +18,9 @@ static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_whole_sweep_any"), who
 static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"), WHOLE("kr_scan_whole_cut_t16")};
 #define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
 static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")}, whole_back_any[] = WHOLE_BACK("kr_scan_whole_back_any");
+#define LAST(name) KR_BY_TYPE("selective_scan_last", name)
+static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_last_sweep"), LAST("kr_scan_last_sweep_any")}, last_cut[2][3] = {LAST("kr_scan_last_cut"), LAST("kr_scan_last_cut_any")};
+static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back"), KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")};
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
@@ -152,7 +155,7 @@ static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
 }
 
 /* Returns whether the fast kernels take the call; else *p is nothing. */
-static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx) {
+static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx, uint64_t tier) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
   const krait_selective_scan_args f = forward_args(a);
   if (kr_scan_general(&f) || kr_has(&f.cu_seqlens) || a->call.flags & KRAIT_SCAN_BOTH) return 0;
@@ -168,6 +171,7 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   p->dA = a->dA.data, p->dA_d = a->dA.stride[0], p->dA_n = a->dA.stride[1];
   p->dD_vec = a->dDvec.data, p->dD_stride = a->dDvec.stride[0];
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
+  if (tier == KRAIT_CAP_CUDA_AMPERE && !kr_scan_refusal(&f) && kr_scan_last_plan(p, ctx, 1)) return 1;
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   p->few = KR_SCAN_THREADS;
@@ -187,14 +191,14 @@ static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *strea
 /* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
 static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
   const int cut = p->n_chunks > 1;
-  const kr_scan_fit whole = back_fit(ctx, p);
+  const kr_scan_fit whole = p->channels_last ? KR_SCAN_NO_FIT : back_fit(ctx, p);
   const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any) : !whole ? NULL : cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
   const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct], *of_few = cut ? few_cut : few_sweep;
-  const kr_kernel *kernel = p->few ? of_few : p->TT ? of_lanes : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const uint32_t shared = p->few ? few_bytes(p, cut ? 4 : 2, 0) : p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
+  const kr_kernel *kernel = p->channels_last ? (cut ? last_cut : last_sweep)[p->align < 16] : p->few ? of_few : p->TT ? of_lanes : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
+  const uint32_t shared = p->channels_last ? kr_scan_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : p->few ? few_bytes(p, cut ? 4 : 2, 0) : p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   kr_grid grid = grid_of(p, shared, stream);
-  grid.z = cut && !whole && !p->few ? 2 : 1;
+  grid.z = cut && !whole && !p->few && !p->channels_last ? 2 : 1;
   if (p->TT && p->n_kept == 0) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -204,6 +208,7 @@ static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (p->channels_last) return last_back[p->align < 16];
   if (p->few) return few_back;
   const kr_scan_fit whole = back_fit(ctx, p);
   if (whole) return whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
@@ -215,6 +220,7 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
 }
 
 static uint32_t back_bytes(const krait_ctx *ctx, const kr_scan_plan *p) {
+  if (p->channels_last) return kr_scan_last_back_bytes(p);
   if (p->few) return few_bytes(p, 4, 1);
   return p->TT ? lanes_back_bytes(p) : back_fit(ctx, p) ? whole_back_bytes(p, back_fit(ctx, p)) : back_shared_bytes(p);
 }
@@ -223,7 +229,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
   kr_scan_plan p;
-  if (!plan_of(&p, a, ctx)) return kr_scan_any_bwd_run(ctx, tier, a);
+  if (!plan_of(&p, a, ctx, tier)) return kr_scan_any_bwd_run(ctx, tier, a);
   lay_out(&p, a->call.scratch);
   kr_chain chain = {.n = 0};
   sweep(&chain, ctx, &p, a->call.scratch, stream);
@@ -244,8 +250,13 @@ const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *
 }
 
 uint64_t kr_selective_scan_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  kr_scan_plan p;
-  return plan_of(&p, args, ctx) ? lay_out(&p, NULL) : kr_scan_any_bwd_scratch(ctx, args);
+  uint64_t most = 0;
+  for (int ampere = 0; ampere < 2; ampere++) { /* the tier is not known yet */
+    kr_scan_plan p;
+    const uint64_t bytes = plan_of(&p, args, ctx, ampere ? KRAIT_CAP_CUDA_AMPERE : KRAIT_CAP_CUDA_BASE) ? lay_out(&p, NULL) : kr_scan_any_bwd_scratch(ctx, args);
+    if (bytes > most) most = bytes;
+  }
+  return most;
 }
 
 KR_CUDA_TIERS(selective_scan_bwd, run)

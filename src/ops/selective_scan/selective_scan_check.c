@@ -1,117 +1,95 @@
-/* selective_scan_check.c: random calls of the scan: every option, both layouts, packed sequences, directions, complex A. */
+/* selective_scan_check.c: random calls of the scan and its gradient: sizes, packed sequences, directions, complex A. */
 #include "check.h"
-#include "op_list.h"
-#include "scan_case.h"
 #include "scan_rows.h"
 
-static void choose_mode(kr_case *c, kr_scan_case *s) {
-  int64_t mode = kr_case_int(c, 0, 9);
+/* Flags and sequences. */
+static void choose_mode(kr_case *c) {
+  krait_call *call = (krait_call *)c->args;
+  const int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
-    *s->B = 1;
-    *s->S = kr_case_int(c, 1, 4);
-    kr_case_offsets(c, s->cu_seqlens, *s->S, *s->L);
+    *kr_case_size(c, "B") = 1;
+    *kr_case_size(c, "S") = kr_case_int(c, 1, 4);
+    kr_case_give(c, "cu_seqlens");
   } else if (mode == 1) {
-    kr_case_sequences(c, s->seq_idx, *s->B, *s->L);
+    kr_case_give(c, "seq_idx");
   } else if (mode <= 3) {
-    s->call->flags |= KRAIT_SCAN_BOTH;
+    call->flags |= KRAIT_SCAN_BOTH;
   }
-  if (mode > 3 && kr_case_chance(c, 0.3)) s->call->flags |= KRAIT_SCAN_REVERSE;
+  if (mode > 3 && kr_case_chance(c, 0.3)) call->flags |= KRAIT_SCAN_REVERSE;
 }
 
-static void parameter(kr_case *c, kr_scan_case *s, krait_view *v, const char *name, uint32_t constant, int is_complex, int32_t dtype) {
-  if (!c->anywhere && kr_case_chance(c, 0.15)) s->call->flags |= constant;
-  if (s->call->flags & constant) kr_case_view(c, v, name, KR_IN, is_complex ? KRAIT_C64 : KRAIT_F32, KR_SHAPE(*s->D, *s->N));
-  else kr_case_view(c, v, name, KR_IN, dtype, KR_SHAPE(*s->B, *s->G, *s->N, *s->L * (is_complex ? 2 : 1)));
-  kr_case_fill_normal(c, v, 0, 1);
+static void set_sizes(kr_case *c, int64_t B, int64_t G, int64_t channels_of_group, int64_t N, int64_t L) {
+  *kr_case_size(c, "B") = B, *kr_case_size(c, "G") = G, *kr_case_size(c, "D") = G * channels_of_group;
+  *kr_case_size(c, "N") = N, *kr_case_size(c, "L") = L;
 }
 
-static void optional(kr_case *c, krait_view *v, const char *name, int32_t dtype, size_t n_dims, const int64_t *shape) {
-  if (!kr_case_chance(c, 0.5)) return;
-  kr_case_view(c, v, name, KR_IN, dtype, (int)n_dims, shape);
-  kr_case_fill_normal(c, v, 0, 1);
-}
-
-void kr_scan_case_inputs(kr_case *c, kr_scan_case *s, int64_t index) {
-  int32_t dtype = kr_case_activation_dtype(c);
-  int is_complex = index % 12 == 5, wide = index % 25 == 0;
-  s->call->flags = kr_case_chance(c, 0.6) ? KRAIT_SCAN_SOFTPLUS : 0;
-  *s->B = kr_case_int(c, 1, 2);
-  *s->G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
-  *s->D = *s->G * kr_case_edge(c, wide ? 9 : 40);
-  *s->N = wide ? kr_case_int(c, 129, 512) : kr_case_edge(c, 33);
-  *s->L = kr_case_edge(c, wide ? 40 : 200);
-  if (index % 50 == 7) { /* few channels and a long sequence: time is cut into chunks */
-    *s->B = *s->G = 1;
-    *s->D = kr_case_int(c, 1, 8);
-    *s->N = kr_case_int(c, 1, 5);
-    *s->L = kr_case_int(c, 4090, 5000);
-  }
-  if (index % 150 == 57) { /* so long that the gradient keeps fewer states */
-    *s->B = *s->G = 1;
-    *s->D = kr_case_int(c, 1, 3);
-    *s->N = kr_case_int(c, 1, 2);
-    *s->L = kr_case_int(c, 32769, 33500);
-  }
+/* Mostly short and few; now and then what a family of kernels is made for. */
+static void choose_sizes(kr_case *c, int64_t index) {
+  const int wide = index % 25 == 0;
+  const int64_t G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
+  set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_edge(c, wide ? 9 : 40), wide ? kr_case_int(c, 129, 512) : kr_case_edge(c, 33), kr_case_edge(c, wide ? 40 : 200));
+  if (c->is_exact) return;
+  if (index % 50 == 7) set_sizes(c, 1, 1, kr_case_int(c, 1, 8), kr_case_int(c, 1, 5), kr_case_int(c, 4090, 5000)); /* time is cut into chunks */
+  if (index % 150 == 57) set_sizes(c, 1, 1, kr_case_int(c, 1, 3), kr_case_int(c, 1, 2), kr_case_int(c, 32769, 33500)); /* the gradient keeps fewer states */
   if (index % 5 == 2) { /* aligned tensors; of them, some of a few channels that all lanes of a block take together */
+    int64_t *L = kr_case_size(c, "L");
     c->contiguous = 1;
-    *s->L = index % 50 == 32 ? kr_case_int(c, 128, 600) * 4 : (*s->L + 7) / 8 * 8;
-    if (index % 50 == 32) *s->D = *s->G * kr_case_int(c, 1, 5);
+    *L = index % 50 == 32 ? kr_case_int(c, 128, 600) * 4 : (*L + 7) / 8 * 8;
+    if (index % 50 == 32) *kr_case_size(c, "D") = G * kr_case_int(c, 1, 5);
   }
-  if (index % 50 == 22) { /* aligned tensors of the usual sizes */
-    *s->B = 2, *s->G = 1;
-    *s->D = kr_case_int(c, 140, 160);
-    *s->N = kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48);
-    *s->L = kr_case_int(c, 17, 52) * 8;
-  }
+  if (index % 50 == 22) /* aligned tensors of the usual sizes */
+    set_sizes(c, 2, 1, kr_case_int(c, 140, 160), kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48), kr_case_int(c, 17, 52) * 8);
   if (index % 50 == 47) { /* and of a few states: enough for a device of one multiprocessor */
-    *s->B = kr_case_int(c, 1, 2), *s->G = kr_case_int(c, 1, 3);
-    *s->D = *s->G * (*s->G == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80));
-    *s->N = kr_case_int(c, 1, 4);
-    *s->L = kr_case_int(c, 66, 72) * 8;
-    dtype = kr_case_chance(c, 0.5) ? KRAIT_BF16 : KRAIT_F16;
+    const int64_t groups = kr_case_int(c, 1, 3);
+    set_sizes(c, kr_case_int(c, 1, 2), groups, groups == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80), kr_case_int(c, 1, 4), kr_case_int(c, 66, 72) * 8);
+    c->dtype = kr_case_chance(c, 0.5) ? KRAIT_BF16 : KRAIT_F16;
   }
-  *s->S = 0;
-  if (index % 25 == 24) { /* the same, but rows begin and end anywhere; most of them for the kernels that ask for nothing else */
-    dtype = (int32_t[]){KRAIT_F16, KRAIT_F32, KRAIT_BF16}[index / 25 % 3];
+  if (index % 25 == 24) { /* unaligned rows; most of them for the kernels that ask for nothing else */
+    c->dtype = (int32_t[]){KRAIT_F16, KRAIT_F32, KRAIT_BF16}[index / 25 % 3];
     c->anywhere = 1;
-    *s->B = 4, *s->G = 1;
-    *s->D = kr_case_int(c, 65, 70);
-    *s->N = kr_case_int(c, 5, 16);
-    *s->L = kr_case_int(c, 129, 300);
+    set_sizes(c, 4, 1, kr_case_int(c, 65, 70), kr_case_int(c, 5, 16), kr_case_int(c, 129, 300));
+  } else if (index % 5 == 1 && !c->is_complex && !c->is_exact) { /* channels-last rows, aligned or not, of the usual sizes */
+    c->channels_last = 1, c->contiguous = kr_case_chance(c, 0.4), c->anywhere = !c->contiguous && kr_case_chance(c, 0.5);
+    set_sizes(c, kr_case_int(c, 1, 2), G, c->contiguous ? kr_case_int(c, 1, 9) * 8 : kr_case_int(c, 8, 70),
+              kr_case_chance(c, 0.7) ? kr_case_edge(c, 16) : kr_case_int(c, 17, 64), kr_case_int(c, 9, 140));
   }
-  if (!c->anywhere || index / 25 % 4 == 3) choose_mode(c, s);
-  int64_t rows = *s->S ? *s->S : *s->B;
-  int32_t state_dtype = is_complex ? KRAIT_C64 : KRAIT_F32;
-  kr_case_view(c, s->u, "u", KR_IN, dtype, KR_SHAPE(*s->B, *s->D, *s->L));
-  kr_case_fill_normal(c, s->u, 0, 1);
-  kr_case_view(c, s->delta, "delta", KR_IN, c->anywhere || kr_case_chance(c, 0.8) ? dtype : KRAIT_F32, KR_SHAPE(*s->B, *s->D, *s->L));
-  const double longest = is_complex ? 8 : 400; /* a step's own rounding turns a complex state by dt A 2^-24 */
-  kr_case_fill_uniform(c, s->delta, 0, kr_case_chance(c, 0.1) ? longest : 0.5);
-  kr_case_view(c, s->A, "A", KR_IN, state_dtype, KR_SHAPE(*s->D, *s->N));
-  kr_case_fill_uniform(c, s->A, -1, -0.01);
-  if (s->call->flags & KRAIT_SCAN_BOTH) {
-    kr_case_view(c, s->A_reverse, "A_reverse", KR_IN, state_dtype, KR_SHAPE(*s->D, *s->N));
-    kr_case_fill_uniform(c, s->A_reverse, -1, -0.01);
-  }
-  parameter(c, s, s->Bmat, "Bmat", KRAIT_SCAN_B_CONSTANT, is_complex, dtype);
-  parameter(c, s, s->Cmat, "Cmat", KRAIT_SCAN_C_CONSTANT, is_complex, dtype);
-  optional(c, s->Dvec, "Dvec", KRAIT_F32, KR_SHAPE(*s->D));
-  optional(c, s->z, "z", dtype, KR_SHAPE(*s->B, *s->D, *s->L));
-  optional(c, s->delta_bias, "delta_bias", KRAIT_F32, KR_SHAPE(*s->D));
-  if (s->delta_bias->data) kr_case_fill_uniform(c, s->delta_bias, 0, 0.5); /* a negative step would let the state grow without end */
-  if (!(s->call->flags & KRAIT_SCAN_BOTH)) optional(c, s->initial_state, "initial_state", state_dtype, KR_SHAPE(rows, *s->D, *s->N));
 }
 
-int32_t kr_selective_scan_case(kr_case *c, int64_t index) {
-  krait_selective_scan_args *a = (krait_selective_scan_args *)c->args;
-  kr_scan_case s = KR_SCAN_CASE(a);
-  kr_scan_case_inputs(c, &s, index);
-  kr_case_view(c, &a->out, "out", KR_OUT, a->u.dtype, KR_SHAPE(a->B, a->D, a->L));
-  const int is_complex = a->A.dtype == KRAIT_C64;
-  if (a->u.dtype == KRAIT_F32) kr_case_bound(c, &a->out, is_complex ? 1e-4 : a->N > 128 ? 4e-5 : a->L > 4000 ? 2e-5 : 1e-5, 1e-30);
-  if (!(a->call.flags & KRAIT_SCAN_BOTH) && (c->anywhere || kr_case_chance(c, 0.5)))
-    kr_case_view(c, &a->last_state, "last_state", KR_OUT, a->A.dtype, KR_SHAPE(a->S ? a->S : a->B, a->D, a->N));
-  if (is_complex && a->last_state.data) kr_case_bound(c, &a->last_state, 1e-4, 1e-30);
-  else if (a->L > 4000 && a->last_state.data) kr_case_bound(c, &a->last_state, 2e-5, 1e-30);
+static void give_delta(kr_case *c) {
+  const int32_t dtype = c->dtype;
+  const double longest = c->is_complex ? 8 : 400; /* a step's own rounding turns a complex state by dt A 2^-24 */
+  if (!c->anywhere && kr_case_chance(c, 0.2)) c->dtype = KRAIT_F32;
+  krait_view *delta = kr_case_give(c, "delta");
+  c->dtype = dtype;
+  if (!c->is_exact && kr_case_chance(c, 0.1)) kr_case_fill_uniform(c, delta, 0, longest);
+}
+
+/* More rounding than elsewhere: long sums, many states, complex A. */
+static void set_bounds(kr_case *c) {
+  const int64_t N = *kr_case_size(c, "N"), L = *kr_case_size(c, "L");
+  for (int i = 0; i < c->sig->n_tensors; i++) {
+    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    const int is_forward = !c->sig->forward, is_out = c->sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION;
+    if (!(c->sig->tensors[i].role & KR_OUT) || !view->data || (view->dtype != KRAIT_F32 && view->dtype != KRAIT_C64)) continue;
+    if (c->is_complex) kr_case_bound(c, view, 1e-4, 1e-30);
+    else if (is_forward && is_out && N > 128) kr_case_bound(c, view, 4e-5, 1e-30);
+    else if (is_forward && L > 4000) kr_case_bound(c, view, 2e-5, 1e-30);
+  }
+}
+
+int32_t kr_scan_case(kr_case *c, int64_t index) {
+  krait_call *call = (krait_call *)c->args;
+  c->is_complex = index % 12 == 5;
+  choose_sizes(c, index);
+  const int plain = c->anywhere || c->channels_last;
+  if (!plain || index / 25 % 4 == 3) choose_mode(c);
+  else if (c->channels_last && kr_case_chance(c, 0.3)) call->flags |= KRAIT_SCAN_REVERSE;
+  if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_B_CONSTANT;
+  if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_C_CONSTANT;
+  give_delta(c);
+  kr_case_give(c, "A"); /* states are of its type */
+  if (c->anywhere && !(call->flags & KRAIT_SCAN_BOTH)) kr_case_give(c, c->sig->forward ? "dlast_state" : "last_state");
+  kr_case_give_rest(c);
+  set_bounds(c);
   return KRAIT_OK;
 }

@@ -15,6 +15,9 @@ static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KE
 static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")}, lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
 static const kr_kernel lanes_state[2][3] = {LANES("kr_scan_lanes_state_any"), LANES("kr_scan_lanes_state")};
 static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wide[] = LANES("kr_scan_lanes_wide"), brief[] = LANES("kr_scan_short");
+#define LAST(name) KR_BY_TYPE("selective_scan_last", name)
+static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")}, last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
+static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")}, last_state_n32[] = LAST("kr_scan_last_state_n32"), last_state_n64[] = LAST("kr_scan_last_state_n64");
 static const kr_kernel fwd_packed[] = KERNELS("kr_scan_fwd_s4_packed"), combine[] = KERNELS("kr_scan_combine");
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
@@ -217,11 +220,12 @@ static int is_wide(const kr_scan_plan *p, int64_t n_multiprocessors) {
   return p->L >= 512 && !p->seq_idx && kr_scan_is_aligned(p) && (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
 }
 
-/* Forward: states over lanes where channels are plenty, else time over lanes. */
-static void plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse) {
+/* Forward: channels over lanes where they lie together (tensor copies past the registers: from Ampere on), states over lanes where channels are plenty, else time over lanes. */
+static void plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse, uint64_t tier) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_scan_plan_of(p, a, reverse, 4 * n, 3);
   take_offsets(p, a);
+  if (tier == KRAIT_CAP_CUDA_AMPERE && !kr_scan_refusal(a) && !(a->call.flags & KRAIT_SCAN_BOTH) && kr_scan_last_plan(p, ctx, 0)) return;
   if (!kr_scan_refusal(a) && states_over_lanes(p, n)) return;
   if (p->L <= SHORT_STEPS && !p->seq_idx && !p->offsets) cut_short(p);
   else if (!(a->call.flags & KRAIT_SCAN_BOTH) && is_wide(p, n)) cut_wide(p);
@@ -240,9 +244,9 @@ void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
 
 /* Every chunk's first state. */
 static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
-  const uint32_t shared_bytes = p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES, p->whole) : kr_scan_shared_bytes(p);
+  const uint32_t shared_bytes = p->channels_last ? kr_scan_last_bytes(p, KR_SCAN_STATES) : p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES, p->whole) : kr_scan_shared_bytes(p);
   const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
-  const kr_kernel *kernel = p->TT ? lanes_state[p->direct] : p->whole == KR_SCAN_ANYWHERE ? whole_state_any : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
+  const kr_kernel *kernel = p->channels_last ? (p->N > 32 ? last_state_n64 : p->N > 16 ? last_state_n32 : last_state[p->align < 16]) : p->TT ? lanes_state[p->direct] : p->whole == KR_SCAN_ANYWHERE ? whole_state_any : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -250,6 +254,7 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
+  if (p->channels_last) return p->N > 32 ? last_out_n64 : p->N > 16 ? last_out_n32 : last_out[p->align < 16];
   if (p->brief) return brief;
   if (p->TT) return p->seq_idx ? lanes_packed : p->TT == 8 ? lanes_t8[p->direct] : p->TT == 32 ? lanes_t32[p->direct] : lanes_wide;
   if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_any : whole[p->T_shift - 2];
@@ -259,7 +264,8 @@ static const kr_kernel *kernel_of(const kr_scan_plan *p) {
 static void add_scan(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
-  p->direct = kr_scan_is_aligned(p), p->whole = whole_fit(ctx, p);
+  if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
+  else p->direct = kr_scan_is_aligned(p), p->whole = whole_fit(ctx, p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) chunk_starts(chain, p, scratch, stream);
@@ -279,7 +285,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_scan_plan p, back;
   kr_chain chain = {.n = 0};
   char *scratch = a->call.scratch;
-  plan_of(&p, ctx, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
+  plan_of(&p, ctx, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, tier);
   if (!both) {
     add_scan(&chain, ctx, &p, scratch, a->call.stream);
     return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
@@ -289,7 +295,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.z.data = NULL;
   p.D_vec = NULL;
   add_scan(&chain, ctx, &p, rest, a->call.stream);
-  plan_of(&back, ctx, a, 1);
+  plan_of(&back, ctx, a, 1, tier);
   back.add = sum_rows(a, scratch, 1);
   back.A = a->A_reverse.data, back.A_d = a->A_reverse.stride[0], back.A_n = a->A_reverse.stride[1];
   add_scan(&chain, ctx, &back, rest, a->call.stream);
@@ -306,9 +312,12 @@ uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) 
   const krait_selective_scan_args *a = args;
   kr_scan_plan p;
   if (kr_scan_general(a)) return kr_scan_any_scratch(a);
-  plan_of(&p, ctx, a, 0);
-  uint64_t sum = a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0;
-  return sum + kr_scan_chunk_bytes(&p);
+  uint64_t chunks = 0;
+  for (int ampere = 0; ampere < 2; ampere++) { /* the tier is not known yet */
+    plan_of(&p, ctx, a, 0, ampere ? KRAIT_CAP_CUDA_AMPERE : KRAIT_CAP_CUDA_BASE);
+    if (kr_scan_chunk_bytes(&p) > chunks) chunks = kr_scan_chunk_bytes(&p);
+  }
+  return chunks + (a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0);
 }
 
 KR_CUDA_TIERS(selective_scan, run)

@@ -1,7 +1,9 @@
-/* state_update_cuda.c: lanes per channel, four states at a time where they lie together, and the launch. */
+/* state_update_cuda.c: lanes per channel, and the launch. Two families: four states at a time where they lie together, and any strides. */
 #include "cuda_row.h"
-#include "op_list.h"
+#include "state_update_rows.h"
 #include "view.h"
+
+enum { FOUR_STATES, ANY_STRIDES };
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
@@ -18,18 +20,22 @@ static int by_fours(const krait_view *v, int n) {
   return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
-/* Up to 32 lanes of four states each, of types that a kernel is made for. */
-static int takes_fours(const krait_state_update_args *a) {
-  const int one_input = a->dt.dtype == a->x.dtype && a->Bmat.dtype == a->x.dtype && a->Cmat.dtype == a->x.dtype && (!kr_has(&a->z) || a->z.dtype == a->x.dtype);
-  if (!one_input || (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype)) return 0;
-  return a->N % 4 == 0 && a->N <= 128 && by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) && by_fours(&a->Cmat, 3);
+static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
+  const krait_state_update_args *a = args;
+  (void)ctx;
+  if (a->B * a->H * a->P >= (1ll << 31) - 128) return "2^31 channels or more";
+  if (family == ANY_STRIDES) return NULL;
+  if (a->dt.dtype != a->x.dtype || a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "inputs of several types";
+  if (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype) return "state of another 16-bit type than x";
+  if (a->N % 4 || a->N > 128) return "N is no multiple of 4, or above 128";
+  const int together = by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) && by_fours(&a->Cmat, 3);
+  return together ? NULL : "states do not lie together in aligned groups of four";
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
-  const int by_four = takes_fours(&p.a);
-  const kr_kernel *kernel = !by_four ? any : p.a.state.dtype == KRAIT_F32 ? fours : same_fours;
-  const int64_t units = by_four ? p.a.N / 4 : p.a.N;
+  const kr_kernel *kernel = family == ANY_STRIDES ? any : p.a.state.dtype == KRAIT_F32 ? fours : same_fours;
+  const int64_t units = family == ANY_STRIDES ? p.a.N : p.a.N / 4;
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
   p.P = kr_divisor_of(p.a.P), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
   const int64_t threads = p.a.B * p.a.H * p.a.P * p.lanes;
@@ -37,18 +43,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch(ctx->cuda, tier, &kernel[p.a.x.dtype], &grid, &p, sizeof p);
 }
 
-const char *kr_state_update_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_state_update_args *a = args;
-  (void)ctx;
-  if (a->dt.dtype == KRAIT_F64 || a->Bmat.dtype == KRAIT_F64 || a->Cmat.dtype == KRAIT_F64) return "float64 inputs";
-  if (a->B * a->H * a->P >= (1ll << 31) - 128) return "2^31 channels or more";
-  return NULL;
-}
+static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) { return (void)ctx, (void)args, (void)family, 0; }
 
-uint64_t kr_state_update_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  (void)ctx;
-  (void)args;
-  return 0;
-}
-
-KR_CUDA_TIERS(state_update, run)
+KR_CUDA_FAMILY(state_update, four_states, FOUR_STATES, run, refuse, no_scratch)
+KR_CUDA_FAMILY(state_update, any_strides, ANY_STRIDES, run, refuse, no_scratch)

@@ -168,12 +168,14 @@ void kr_emulated_await(const int32_t *from, int least) {
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
-void kr_emulated_copy(void *to, const void *from, int n_bytes) {
+void kr_emulated_copy(void *to, const void *from, int n_bytes) { kr_emulated_copy_some(to, from, from ? n_bytes : 0, n_bytes); }
+
+void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes) {
   copy *c = &running->copies[running->n_copies];
   if (running->n_copies == MAX_COPIES) fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
   c->to = to, c->group = running->n_groups, c->n_bytes = n_bytes;
   memset(c->bytes, 0, sizeof c->bytes);
-  if (from) memcpy(c->bytes, from, (size_t)n_bytes);
+  memcpy(c->bytes, from ? from : "", (size_t)n_exist);
   memset(to, 0xfb, (size_t)n_bytes);
   running->n_copies++;
 }
@@ -191,7 +193,7 @@ void kr_emulated_await_copies(unsigned n_under_way) {
 }
 
 /* Shows the warp some values. Returns which of two places they are in: a fast lane may be one exchange ahead of a slow one. */
-static unsigned deposit(const float *values, size_t bytes) {
+static unsigned deposit(const void *values, size_t bytes) {
   const unsigned which = running->n_shuffles++ & 1;
   memcpy(running->deposit[which], values, bytes);
   wait_for(AT_WARP);
@@ -204,11 +206,33 @@ float kr_emulated_shuffle(float v, int other) {
   return fibers[other].deposit[which][0];
 }
 
+/* A matrix instruction takes the whole warp. */
+static void want_all_lanes(const fiber *warp, const char *what) {
+  for (int l = 0; l < WARP; l++)
+    if (warp[l].n_shuffles < running->n_shuffles) fprintf(stderr, "emulator: %s: %s without lane %d\n", launched->name, what, l), abort();
+}
+
+/* Lane l shows row l % 8 of matrix l / 8, and gets of each matrix elements 2 q and 2 q + 1 of row g; turned: of column g. */
+void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
+  const unsigned which = deposit(row, 16);
+  const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
+  const fiber *warp = fibers + kr_emulated_now.thread - lane;
+  want_all_lanes(warp, "matrices");
+  for (int i = 0; i < 4; i++) {
+    uint16_t pair[2];
+    for (int k = 0; k < 2; k++) {
+      const int from_row = turned ? 2 * q + k : g, from_column = turned ? g : 2 * q + k;
+      memcpy(&pair[k], (const char *)warp[8 * i + from_row].deposit[which] + 2 * from_column, 2);
+    }
+    d[i] = (uint32_t)pair[1] << 16 | pair[0];
+  }
+}
+
 /* Lane 4 g + q has columns 2 q + {0, 1, 8, 9} of rows g and g + 8 of a, and those rows of column g of b. */
-void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, float (*widen)(uint16_t)) {
   const uint32_t words[6] = {a[0], a[2], a[1], a[3], b0, b1};
   float factors[12];
-  for (int i = 0; i < 12; i++) factors[i] = kr_f16_to_float((uint16_t)(words[i / 2] >> i % 2 * 16));
+  for (int i = 0; i < 12; i++) factors[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
   const unsigned which = deposit(factors, sizeof factors);
   const int lane = kr_emulated_now.thread % WARP;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
@@ -220,10 +244,11 @@ void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) 
       for (int k = 0; k < 4; k++) sums[i] += (double)row[i / 2 * 4 + k] * (double)column[k];
     }
   }
-  for (int l = 0; l < WARP; l++)
-    if (warp[l].n_shuffles < running->n_shuffles) fprintf(stderr, "emulator: %s: a product without lane %d\n", launched->name, l), abort();
+  want_all_lanes(warp, "a product");
   for (int i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
 }
+void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_f16_to_float); }
+void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_bf16_to_float); }
 
 /* ---- a block ------------------------------------------------------------------------------------------------------ */
 

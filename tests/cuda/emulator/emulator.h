@@ -19,10 +19,13 @@ extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
 void kr_emulated_sync(void);
 void kr_emulated_sync_warp(void);
 void kr_emulated_copy(void *to, const void *from, int n_bytes); /* up to 16, zeros from NULL; garbage until the thread waits for it */
+void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes); /* zeros from n_exist on */
 void kr_emulated_commit_copies(void);
 void kr_emulated_await_copies(unsigned n_under_way);
 float kr_emulated_shuffle(float v, int other); /* the value of another thread of the warp */
 void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
+void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
+void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned);
 void kr_emulated_sync_some(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
 

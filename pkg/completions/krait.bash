@@ -1,0 +1,21 @@
+# bash completion for krait: verbs and options are what the program's own help says.
+_krait() {
+  local krait=${COMP_WORDS[0]} verb=${COMP_WORDS[1]} word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
+  COMPREPLY=()
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="$("$krait" --help 2>/dev/null | sed -n 's/^  \([a-z]*\) .*/\1/p') --help --version"
+  elif [[ $word == -* ]]; then
+    words=$("$krait" "$verb" --help 2>/dev/null | sed -n 's/^ *\(-[a-zA-Z], \)\{0,1\}\(--[a-z-]*\).*/\2/p')
+  else
+    case $before in
+      --device) words="auto cpu cuda" ;;
+      --tier) words="base ampere hopper" ;;
+      --precision) words="tf32 fp32" ;;
+      --dtype) words="float32 float16 bfloat16" ;;
+      bench) words="primeknet $("$krait" info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')" ;;
+    esac
+    [ -n "$words" ] || return 0 # file names
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+complete -o default -F _krait krait

@@ -1,0 +1,19 @@
+#compdef krait
+# zsh completion for krait: verbs and options are what the program's own help says.
+local program=$words[1] verb=$words[2] before=$words[CURRENT-1]
+local -a found
+if (( CURRENT == 2 )); then
+  found=(${(f)"$($program --help 2>/dev/null | sed -n 's/^  \([a-z]*\)  *\(.*\)/\1:\2/p')"})
+  _describe verb found
+elif [[ $words[CURRENT] == -* ]]; then
+  found=(${(f)"$($program $verb --help 2>/dev/null | sed -n 's/^ *\(-[a-zA-Z], \)\{0,1\}\(--[a-z-]*\).*/\2/p')"})
+  compadd -a found
+else
+  case $before in
+    --device) compadd auto cpu cuda ;;
+    --tier) compadd base ampere hopper ;;
+    --precision) compadd tf32 fp32 ;;
+    --dtype) compadd float32 float16 bfloat16 ;;
+    *) _files ;;
+  esac
+fi

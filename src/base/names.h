@@ -1,0 +1,16 @@
+/* names.h: a set of texts with a number each, for the places where comparing each with each would take too long. Lives in an arena. */
+#ifndef KR_NAMES_H
+#define KR_NAMES_H
+
+#include "arena.h"
+
+typedef struct kr_names {
+  struct kr_name *slots;
+  size_t n, cap;
+} kr_names;
+
+/* The number kept for a name, 0 for a new one; never NULL. The text must outlive the set. */
+size_t *kr_names_put(kr_arena *arena, kr_names *names, const char *name);
+const size_t *kr_names_find(const kr_names *names, const char *name); /* NULL: not in it */
+
+#endif

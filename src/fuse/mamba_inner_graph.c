@@ -1,0 +1,93 @@
+/* mamba_inner_graph.c: the rows of mamba_inner and of its gradient that are made of other operators: the block's graph, planned into the call's
+ * scratch. The gradient's reference is the same graph in float64 on reference rows. */
+#include "graph_kept.h"
+#include "mamba_block.h"
+#include "mamba_inner/mamba_inner_chain.h"
+#include "op_list.h"
+
+typedef krait_mamba_inner_args inner_args;
+typedef krait_mamba_inner_bwd_args bwd_args;
+
+enum { MOST = 24 };
+typedef struct recorded {
+  kr_graph *g;
+  const void *args;
+  kr_mamba_block block;
+  kr_gradient wanted[MOST];
+  int n_wanted;
+} recorded;
+
+#define INPUT(field, ...) b->field = kr_graph_argument(r->g, r->args, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
+#define INPUT_OF(field, dims) b->field = kr_graph_argument(r->g, r->args, &a->field, KR_IN, #field, dims)
+
+static void want(recorded *r, const char *name, kr_tensor of, const krait_view *view) {
+  const kr_tensor at = of ? kr_graph_argument(r->g, r->args, view, KR_OUT, name, kr_graph_dims(r->g, of)) : 0;
+  if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
+}
+
+static kr_dims parameter_dims(const inner_args *a, uint32_t constant) {
+  if (a->call.flags & constant) return KR_DIMS(a->D, a->N);
+  return KR_DIMS(a->B, 1, a->N, a->A.dtype == KRAIT_C64 ? 2 * a->L : a->L);
+}
+
+static kr_dims out_dims(const inner_args *a) { return a->M ? KR_DIMS(a->B, a->L, a->M) : KR_DIMS(a->B, a->D, a->L); }
+
+/* a: the call's args, or the gradient's, which begin alike. */
+static void record_inputs(recorded *r, int32_t dtype) {
+  const inner_args *a = r->args;
+  const int64_t B_columns = kr_inner_columns(a, &a->Bmat), C_columns = kr_inner_columns(a, &a->Cmat);
+  kr_mamba_block *b = &r->block;
+  *b = (kr_mamba_block){.flags = a->call.flags, .eps = a->eps, .dtype = dtype};
+  INPUT(xz, a->B, 2 * a->D, a->L);
+  INPUT(conv_weight, a->D, a->W);
+  INPUT(conv_bias, a->D);
+  INPUT(x_proj_weight, a->R + B_columns + C_columns, a->D);
+  INPUT(dt_proj_weight, a->D, a->R);
+  INPUT(out_proj_weight, a->M, a->D);
+  INPUT(out_proj_bias, a->M);
+  INPUT(A, a->D, a->N);
+  INPUT(A_reverse, a->D, a->N);
+  INPUT_OF(Bmat, parameter_dims(a, KRAIT_SCAN_B_CONSTANT));
+  INPUT_OF(Cmat, parameter_dims(a, KRAIT_SCAN_C_CONSTANT));
+  INPUT(Dvec, a->D);
+  INPUT(delta_bias, a->D);
+  INPUT(B_proj_bias, B_columns);
+  INPUT(C_proj_bias, C_columns);
+  INPUT(dt_norm_weight, a->D);
+  INPUT(B_norm_weight, a->N);
+  INPUT(C_norm_weight, a->N);
+}
+
+static void record_forward(kr_graph *g, const void *args, int32_t dtype) {
+  const inner_args *a = args;
+  recorded r = {.g = g, .args = args};
+  record_inputs(&r, dtype);
+  r.block.out = kr_graph_argument(g, args, &a->out, KR_OUT, "out", out_dims(a));
+  kr_mamba_block_record(g, &r.block);
+}
+
+static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
+  const bwd_args *d = args;
+  recorded r = {.g = g, .args = args};
+  record_inputs(&r, dtype);
+  const kr_mamba_block *b = &r.block;
+  const kr_dims out = out_dims(args);
+  r.block.out = kr_graph_temp(g, dtype, out); /* nothing reads it: what makes it is dropped */
+  kr_mamba_block_record(g, b);
+#define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
+  WANT(xz), WANT(conv_weight), WANT(conv_bias), WANT(x_proj_weight), WANT(dt_proj_weight), WANT(out_proj_weight), WANT(out_proj_bias), WANT(A), WANT(A_reverse);
+  WANT(Dvec), WANT(delta_bias), WANT(B_proj_bias), WANT(C_proj_bias), WANT(dt_norm_weight), WANT(B_norm_weight), WANT(C_norm_weight);
+  want(&r, "dB", b->Bmat, &d->dB), want(&r, "dC", b->Cmat, &d->dC);
+  const kr_gradient seed = {b->out, kr_graph_argument(g, args, &d->dout, KR_IN, "dout", out)};
+  kr_graph_backward(g, &seed, 1, r.wanted, r.n_wanted);
+}
+
+static const kr_graph_row forward = {&kr_op_mamba_inner, record_forward, KRAIT_F32, 0}, backward = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F32, 0},
+                          backward_ref = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE};
+
+int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&forward, ctx, args); }
+uint64_t kr_mamba_inner_composed_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&forward, ctx, args); }
+int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&backward, ctx, args); }
+uint64_t kr_mamba_inner_bwd_composed_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&backward, ctx, args); }
+int32_t kr_mamba_inner_bwd_ref(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&backward_ref, ctx, args); }
+uint64_t kr_mamba_inner_bwd_ref_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&backward_ref, ctx, args); }

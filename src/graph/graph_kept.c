@@ -1,0 +1,187 @@
+/* graph_kept.c: the graphs that a context keeps. Args are told apart by all their bytes but addresses, of which only presence counts. The one used
+ * least recently makes room; a graph in use stays until its last user is done. */
+#include "graph_kept.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "graph_parts.h"
+#include "graph_runner.h"
+#include "status.h"
+
+enum { MOST_KEPT = 64 };
+
+typedef struct entry {
+  const kr_graph_row *row;
+  unsigned char *key;
+  kr_graph *graph;
+  uint64_t last_use;
+  int32_t n_users;
+} entry;
+
+typedef struct kept_graphs {
+  kr_kept base;
+  atomic_flag lock; /* held while entries are looked through, never while a graph is made */
+  uint64_t n_uses;
+  entry *entries[MOST_KEPT];
+} kept_graphs;
+
+static void lock(kept_graphs *k) {
+  while (atomic_flag_test_and_set_explicit(&k->lock, memory_order_acquire)) {}
+}
+static void unlock(kept_graphs *k) { atomic_flag_clear_explicit(&k->lock, memory_order_release); }
+
+static void close_entry(entry *e) {
+  kr_graph_close(&e->graph);
+  kr_free(e->key);
+  kr_free(e);
+}
+
+static void close_all(kr_kept *base) {
+  kept_graphs *k = (kept_graphs *)base;
+  for (int i = 0; i < MOST_KEPT; i++)
+    if (k->entries[i]) close_entry(k->entries[i]);
+  kr_free(k);
+}
+
+static kept_graphs *kept_of(const krait_ctx *ctx) {
+  krait_ctx *owner = (krait_ctx *)ctx; /* a cache, as that of kernels */
+  kr_kept *there = atomic_load(&owner->graphs);
+  if (there) return (kept_graphs *)there;
+  kept_graphs *k = kr_zalloc(sizeof *k);
+  if (!k) return NULL;
+  k->base.close = close_all;
+  atomic_flag_clear(&k->lock);
+  if (atomic_compare_exchange_strong(&owner->graphs, &there, &k->base)) return k;
+  kr_free(k);
+  return (kept_graphs *)there;
+}
+
+/* ---- keys ---- */
+
+static void write_key(const kr_op *op, const void *args, unsigned char *key) {
+  memcpy(key, args, op->args_bytes);
+  krait_call *call = (krait_call *)key;
+  call->stream = call->scratch = NULL;
+  call->scratch_bytes = 0;
+  for (int i = 0; i < op->sig->n_tensors; i++) {
+    krait_view *v = kr_sig_view(op->sig, key, i);
+    if (v->data) v->data = (void *)1;
+    else *v = (krait_view){0};
+  }
+}
+
+static entry *make_entry(const kr_graph_row *row, const krait_ctx *ctx, const void *args, const unsigned char *key, int32_t *status) {
+  entry *e = kr_zalloc(sizeof *e);
+  if (e) e->key = kr_alloc(row->op->args_bytes);
+  *status = e && e->key ? kr_graph_open(&e->graph) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  if (*status >= 0) {
+    memcpy(e->key, key, row->op->args_bytes);
+    e->row = row, e->n_users = 1;
+    row->record(e->graph, args, row->dtype);
+    *status = kr_graph_plan(e->graph, ctx, row->flags);
+  }
+  if (*status >= 0) return e;
+  if (e) close_entry(e);
+  return NULL;
+}
+
+/* With the lock held. */
+static entry *find(kept_graphs *k, const kr_graph_row *row, const unsigned char *key) {
+  for (int i = 0; i < MOST_KEPT; i++) {
+    entry *e = k->entries[i];
+    if (!e || e->row != row || memcmp(e->key, key, row->op->args_bytes) != 0) continue;
+    e->n_users++;
+    e->last_use = ++k->n_uses;
+    return e;
+  }
+  return NULL;
+}
+
+/* With the lock held. What has to go is returned; e itself where every other one is in use. */
+static entry *insert(kept_graphs *k, entry *e) {
+  int oldest = -1;
+  for (int i = 0; i < MOST_KEPT; i++) {
+    entry *other = k->entries[i];
+    if (!other) {
+      oldest = i;
+      break;
+    }
+    if (other->n_users == 0 && (oldest < 0 || other->last_use < k->entries[oldest]->last_use)) oldest = i;
+  }
+  if (oldest < 0) return e;
+  entry *gone = k->entries[oldest];
+  e->last_use = ++k->n_uses;
+  k->entries[oldest] = e;
+  return gone;
+}
+
+/* *own: the caller closes it when it is done. */
+static int32_t get(const kr_graph_row *row, const krait_ctx *ctx, const void *args, entry **got, int *own) {
+  unsigned char key[4096];
+  kept_graphs *k = ctx ? kept_of(ctx) : NULL;
+  int32_t status = KRAIT_OK;
+  write_key(row->op, args, key);
+  if (k) lock(k), *got = find(k, row, key), unlock(k);
+  else *got = NULL;
+  *own = 0;
+  if (*got) return KRAIT_OK;
+  *got = make_entry(row, ctx, args, key, &status);
+  *own = !k;
+  if (!*got || !k) return status;
+  lock(k);
+  entry *gone = insert(k, *got);
+  unlock(k);
+  *own = gone == *got;
+  if (gone && !*own) close_entry(gone);
+  return KRAIT_OK;
+}
+
+static void put(const krait_ctx *ctx, entry *e, int own) {
+  if (own) {
+    close_entry(e);
+    return;
+  }
+  kept_graphs *k = kept_of(ctx);
+  lock(k), e->n_users--, unlock(k);
+}
+
+/* ---- rows ---- */
+
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name, kr_dims dims) {
+  if (!view->data) return 0;
+  const kr_tensor t = role == KR_IN ? kr_graph_input_like(g, name, view, dims) : kr_graph_output_like(g, name, view, dims);
+  if (t) KR_STORAGE(g, KR_PART(g, t)->storage)->source = (const char *)view - (const char *)args;
+  return t;
+}
+
+static int32_t run_in(const kr_graph *g, const void *args) {
+  const krait_call *call = args;
+  kr_runner *r = NULL;
+  KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, &r));
+  for (size_t i = 0; i < g->storages.n; i++) {
+    const kr_storage *s = KR_STORAGE(g, i);
+    if (s->source >= 0) r->bound[i] = ((const krait_view *)((const char *)args + s->source))->data;
+  }
+  const int32_t status = kr_runner_run(r, call->stream);
+  kr_runner_close(&r);
+  return status;
+}
+
+int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const void *args) {
+  entry *e;
+  int own;
+  KR_TRY(get(row, ctx, args, &e, &own));
+  const int32_t status = run_in(e->graph, args);
+  put(ctx, e, own);
+  return status;
+}
+
+uint64_t kr_graph_row_scratch(const kr_graph_row *row, const krait_ctx *ctx, const void *args) {
+  entry *e;
+  int own;
+  if (get(row, ctx, args, &e, &own) < 0) return 0; /* the run says why */
+  const uint64_t bytes = kr_graph_bytes(e->graph);
+  put(ctx, e, own);
+  return bytes;
+}

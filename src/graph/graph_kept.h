@@ -1,0 +1,22 @@
+/* graph_kept.h: ops whose row is a graph: planned once for each set of args that differ in more than addresses, and kept with the context. */
+#ifndef KR_GRAPH_KEPT_H
+#define KR_GRAPH_KEPT_H
+
+#include "graph.h"
+
+/* Records the graph of a call: its tensors by kr_graph_argument. */
+typedef void kr_graph_record(kr_graph *g, const void *args, int32_t dtype);
+typedef struct kr_graph_row {
+  const kr_op *op;
+  kr_graph_record *record;
+  int32_t dtype;  /* handed to record */
+  uint32_t flags; /* KR_PLAN_* */
+} kr_graph_row;
+
+/* A view of the args as input or output of the graph; 0: it is absent. */
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name, kr_dims dims);
+/* The row's run and scratch_bytes. */
+int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const void *args);
+uint64_t kr_graph_row_scratch(const kr_graph_row *row, const krait_ctx *ctx, const void *args);
+
+#endif

@@ -1,0 +1,97 @@
+/* graph_parts.h: what a graph is made of, for the files of this room and its tests. */
+#ifndef KR_GRAPH_PARTS_H
+#define KR_GRAPH_PARTS_H
+
+#include "arena.h"
+#include "graph.h"
+
+enum { KR_HOME_TEMP, KR_HOME_INPUT, KR_HOME_OUTPUT, KR_HOME_WEIGHT, KR_HOME_STATE };
+enum { KR_READ = KR_IN, KR_WRITE = KR_OUT };
+enum { KR_GRAPH_LINE = 256 }; /* alignment of everything in an arena */
+
+/* Memory: one for each tensor that is not a view of another. */
+typedef struct kr_storage {
+  const char *name;
+  int32_t home, dtype;
+  kr_dims dims;
+  int64_t stride[4];
+  uint64_t bytes;      /* from the first to the last element */
+  void *data;          /* an address given while recording */
+  int64_t source;      /* of a kept graph: the view's offset in the args of the call, or -1 */
+  int32_t again;       /* gradients compute it again instead of keeping it */
+  int32_t first, last; /* the plan: nodes that touch it; first > last: none */
+  uint64_t at;         /* the plan: in the arena, or behind it (states) */
+} kr_storage;
+
+typedef struct kr_part { /* a tensor: some of a storage */
+  int32_t storage, dtype;
+  kr_dims dims;
+  int64_t stride[4], at_bytes;
+} kr_part;
+
+typedef struct kr_use {
+  size_t offset; /* of the view in args */
+  int32_t role;
+  kr_tensor tensor;
+} kr_use;
+
+typedef struct kr_node {
+  const char *name;
+  const kr_op *op;
+  unsigned char *args; /* views hold names of storages, see kr_graph_view */
+  kr_use *uses;
+  int32_t n_uses;
+  int32_t dead;         /* the plan: nothing reads what it writes */
+  const kr_row *row;    /* the plan */
+  uint64_t scratch_bytes;
+  uint64_t scratch_at;
+} kr_node;
+
+struct kr_graph {
+  kr_arena *arena;
+  kr_list storages, parts, nodes; /* kr_storage, kr_part, kr_node; part 0 is not used */
+  kr_list rewrites_off;           /* const char *: names, or "all" */
+  int32_t status;
+  const char *failure;
+  int32_t planned;
+  const krait_ctx *ctx; /* planned for; reference rows do without */
+  uint32_t flags;
+  uint64_t arena_bytes, state_bytes;
+};
+
+#define KR_STORAGE(g, i) KR_AT((g)->storages, kr_storage, i)
+#define KR_PART(g, i) KR_AT((g)->parts, kr_part, i)
+#define KR_NODE(g, i) KR_AT((g)->nodes, kr_node, i)
+
+/* Keeps the first failure; the sentence names the graph's part. */
+#define kr_graph_fail(g, status, ...) (kr_keep_failure(__VA_ARGS__), kr_graph_note((g), (status)))
+int32_t kr_graph_note(kr_graph *g, int32_t status);
+
+static inline const kr_cuda *kr_graph_cuda(const kr_graph *g) { return g->ctx ? g->ctx->cuda : NULL; }
+static inline krait_view *kr_view_in(void *args, size_t offset) { return (krait_view *)((char *)args + offset); }
+int64_t kr_dims_elements(kr_dims d);
+kr_dims kr_dims_of(int n, const int64_t *size);
+int kr_dims_same(kr_dims a, kr_dims b);
+kr_tensor kr_graph_part(kr_graph *g, const kr_part *part); /* a new view */
+/* A temp of its shape and type, with its order of dimensions in memory, without gaps. */
+kr_tensor kr_graph_temp_like(kr_graph *g, int32_t storage);
+kr_tensor kr_graph_whole(kr_graph *g, int32_t storage);
+/* "(2,64,100)"; text holds at least 96 characters. */
+const char *kr_dims_text(kr_dims d, char *text);
+const char *kr_graph_name(const kr_graph *g, kr_tensor t); /* of its storage; "?" for a temp */
+
+/* ---- boxes (graph_region.c): which elements of its storage a tensor has ---- */
+typedef struct kr_box {
+  int64_t from[4], to[4]; /* by the storage's dimensions; to is the last index. A superset where a view is not a box */
+  int32_t exact;
+} kr_box;
+kr_box kr_box_of(const kr_graph *g, kr_tensor t);
+int kr_boxes_meet(const kr_box *a, const kr_box *b);
+int kr_boxes_equal(const kr_box *a, const kr_box *b);
+/* The same elements of another storage with the same dimensions as those that t has of its own; 0 where strides do not allow it. */
+kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
+
+/* The plan once more, by brute force: a status that names two tensors that live at the same time in the same bytes. */
+int32_t kr_graph_check_plan(const kr_graph *g);
+
+#endif

@@ -1,0 +1,165 @@
+/* graph_plan.c: from a recorded graph to one that can run: nodes that nothing needs are dropped, every op's row is chosen, and each tensor between
+ * two nodes gets its place in one arena: the largest first, each as low as those that live at the same time allow. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph_rewrite.h"
+#include "status.h"
+
+static uint64_t round_up(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
+
+/* ---- what is needed ---- */
+
+/* Backwards: a node is needed if it writes what leaves the graph or what a needed node reads later. */
+static int32_t drop_dead_nodes(kr_graph *g) {
+  char *read = kr_arena_alloc(g->arena, g->storages.n + 1);
+  if (kr_arena_failed(g->arena)) return kr_graph_status(g);
+  for (size_t n = g->nodes.n; n-- > 0;) {
+    kr_node *node = KR_NODE(g, n);
+    node->dead = 1;
+    for (int32_t i = 0; i < node->n_uses; i++) {
+      const int32_t storage = KR_PART(g, node->uses[i].tensor)->storage, home = KR_STORAGE(g, storage)->home;
+      if (node->uses[i].role & KR_WRITE && (home != KR_HOME_TEMP || read[storage])) node->dead = 0;
+    }
+    for (int32_t i = 0; i < node->n_uses && !node->dead; i++)
+      if (node->uses[i].role & KR_READ) read[KR_PART(g, node->uses[i].tensor)->storage] = 1;
+  }
+  return KRAIT_OK;
+}
+
+/* First and last node of every storage; a temp that is read before anything wrote it is a fault of the builder. */
+static int32_t find_lives(kr_graph *g) {
+  for (size_t i = 0; i < g->storages.n; i++) KR_STORAGE(g, i)->first = INT32_MAX, KR_STORAGE(g, i)->last = -1;
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    const kr_node *node = KR_NODE(g, n);
+    for (int32_t i = 0; i < node->n_uses && !node->dead; i++) {
+      kr_storage *s = KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage);
+      if (s->home == KR_HOME_TEMP && s->last < 0 && node->uses[i].role & KR_READ)
+        return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) reads tensor %s, which no node before it writes", node->name, node->op->name, kr_graph_name(g, node->uses[i].tensor));
+      if (s->first > (int32_t)n) s->first = (int32_t)n;
+      s->last = (int32_t)n;
+    }
+  }
+  return KRAIT_OK;
+}
+
+/* ---- rows ---- */
+
+static int32_t choose_row(kr_graph *g, kr_node *node) {
+  int32_t status = KRAIT_OK;
+  node->row = g->flags & KR_PLAN_REFERENCE ? &node->op->rows[node->op->n_rows - 1] : kr_op_resolve(node->op, g->ctx, node->args, &status);
+  if (!node->row) {
+    const char *why = kr_arena_print(g->arena, "%s", krait_error_detail());
+    return kr_graph_fail(g, status, "graph: node %s: %s", node->name, why);
+  }
+  node->scratch_bytes = node->row->scratch_bytes ? node->row->scratch_bytes(g->ctx, node->args) : 0;
+  return KRAIT_OK;
+}
+
+/* ---- the arena ---- */
+
+typedef struct block {
+  uint64_t bytes, *at;
+  int32_t first, last;
+} block;
+
+static int larger_first(const void *a, const void *b) {
+  const block *x = a, *y = b;
+  if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+  if (x->first != y->first) return x->first < y->first ? -1 : 1;
+  return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* The lowest gap between the placed blocks that live at the same time; placed ones are kept in order of address. */
+static void place(block *blocks, int32_t *order, int32_t n_placed, int apart) {
+  block *b = &blocks[n_placed];
+  uint64_t at = 0;
+  int32_t where = 0;
+  for (int32_t i = 0; i < n_placed; i++) {
+    const block *other = &blocks[order[i]];
+    if (!apart && (other->first > b->last || other->last < b->first)) continue;
+    if (*other->at >= at + b->bytes) break;
+    if (*other->at + other->bytes > at) at = *other->at + other->bytes;
+  }
+  *b->at = at;
+  while (where < n_placed && *blocks[order[where]].at <= at) where++;
+  memmove(order + where + 1, order + where, (size_t)(n_placed - where) * sizeof *order);
+  order[where] = n_placed;
+}
+
+static int32_t lay_out(kr_graph *g) {
+  block *blocks = kr_arena_try(g->arena, (g->storages.n + g->nodes.n) * sizeof *blocks + 1);
+  int32_t *order = kr_arena_try(g->arena, (g->storages.n + g->nodes.n) * sizeof *order + 1);
+  int32_t n = 0;
+  if (!blocks || !order) return kr_graph_status(g);
+  for (size_t i = 0; i < g->storages.n; i++) {
+    kr_storage *s = KR_STORAGE(g, i);
+    if (s->home == KR_HOME_TEMP && s->last >= 0 && s->bytes) blocks[n++] = (block){round_up(s->bytes), &s->at, s->first, s->last};
+  }
+  for (size_t i = 0; i < g->nodes.n; i++) {
+    kr_node *node = KR_NODE(g, i);
+    if (!node->dead && node->scratch_bytes) blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, (int32_t)i, (int32_t)i};
+  }
+  qsort(blocks, (size_t)n, sizeof *blocks, larger_first);
+  for (int32_t i = 0; i < n; i++) {
+    place(blocks, order, i, (g->flags & KR_PLAN_APART) != 0);
+    if (*blocks[i].at + blocks[i].bytes > g->arena_bytes) g->arena_bytes = *blocks[i].at + blocks[i].bytes;
+  }
+  for (size_t i = 0; i < g->storages.n; i++) {
+    kr_storage *s = KR_STORAGE(g, i);
+    if (s->home != KR_HOME_STATE) continue;
+    s->at = g->state_bytes;
+    g->state_bytes += round_up(s->bytes);
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
+  KR_TRY(kr_graph_status(g));
+  if (g->planned) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned already");
+  if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
+  if (!(flags & KR_PLAN_REFERENCE)) KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
+  g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx, g->flags = flags; /* reference rows run on the host, and look at no context */
+  KR_TRY(drop_dead_nodes(g));
+  KR_TRY(find_lives(g));
+  for (size_t n = 0; n < g->nodes.n; n++)
+    if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
+  return lay_out(g);
+}
+
+uint64_t kr_graph_bytes(const kr_graph *g) { return g->arena_bytes + g->state_bytes; }
+
+/* ---- the plan, looked at again ---- */
+
+typedef struct span {
+  const char *name;
+  uint64_t at, bytes;
+  int32_t first, last;
+} span;
+
+static int32_t check_pair(const kr_graph *g, const span *a, const span *b) {
+  const int share = a->at < b->at + b->bytes && b->at < a->at + a->bytes, together = a->first <= b->last && b->first <= a->last;
+  KR_CHECK(!share || !together, KRAIT_ERR_ARGUMENT, "graph: tensors %s and %s live at the same time (nodes %s and %s) in the same bytes", a->name, b->name, KR_NODE(g, a->first)->name, KR_NODE(g, b->first)->name);
+  return KRAIT_OK;
+}
+
+static span span_of(const kr_graph *g, size_t i) {
+  if (i < g->storages.n) {
+    const kr_storage *s = KR_STORAGE(g, i);
+    const int lives = s->home == KR_HOME_TEMP && s->last >= 0;
+    return (span){*s->name ? s->name : lives ? KR_NODE(g, s->first)->name : "", s->at, lives ? s->bytes : 0, s->first, s->last};
+  }
+  const int32_t n = (int32_t)(i - g->storages.n);
+  const kr_node *node = KR_NODE(g, n);
+  return (span){node->name, node->scratch_at, node->dead ? 0 : node->scratch_bytes, n, n};
+}
+
+int32_t kr_graph_check_plan(const kr_graph *g) {
+  const size_t n = g->storages.n + g->nodes.n;
+  for (size_t i = 0; i < n; i++)
+    for (size_t k = i + 1; k < n; k++) {
+      const span a = span_of(g, i), b = span_of(g, k);
+      if (a.bytes && b.bytes) KR_TRY(check_pair(g, &a, &b));
+    }
+  return KRAIT_OK;
+}

@@ -1,0 +1,54 @@
+/* graph_print.c: a planned graph as lines to read. */
+#include <stdio.h>
+
+#include "graph_parts.h"
+#include "graph_runner.h"
+#include "status.h"
+
+static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, size_t n) {
+  const kr_node *node = KR_NODE(g, n);
+  char dims[96];
+  kr_cost cost = {0};
+  if (node->op->cost) node->op->cost(node->args, &cost);
+  kr_text_print(text, "%3zu %-16s %-20s %-12s", n, node->name, node->op->name, (r && r->settled ? r->rows[n] : node->row)->name);
+  if (r) kr_text_print(text, " %9.1f us", r->seconds[n] * 1e6);
+  kr_text_print(text, " %9.3f MB", cost.bytes * 1e-6);
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const kr_part *p = KR_PART(g, node->uses[i].tensor);
+    const kr_storage *s = KR_STORAGE(g, p->storage);
+    if (!(node->uses[i].role & KR_WRITE)) continue;
+    if (*s->name) kr_text_print(text, "  %s %s", s->name, kr_dims_text(p->dims, dims));
+    else kr_text_print(text, "  t%d %s", p->storage, kr_dims_text(p->dims, dims));
+    if (s->home == KR_HOME_TEMP) kr_text_print(text, " at %llu", (unsigned long long)(s->at + (uint64_t)p->at_bytes));
+  }
+}
+
+int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text), void *user) {
+  KR_TRY(kr_graph_status(g));
+  KR_CHECK(g->planned, KRAIT_ERR_ARGUMENT, "graph: it must be planned before it is printed");
+  kr_arena *arena = kr_arena_open();
+  KR_CHECK(arena, KRAIT_ERR_NO_MEMORY, "no memory for a line");
+  uint64_t apart = 0, weights = 0;
+  double seconds = 0;
+  size_t n_live = 0;
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    if (KR_NODE(g, n)->dead) continue;
+    kr_text text = kr_text_begin(arena);
+    print_node(&text, g, runner, n);
+    line(user, text.at);
+    if (runner) seconds += runner->seconds[n];
+    n_live++;
+  }
+  for (size_t i = 0; i < g->storages.n; i++) {
+    const kr_storage *s = KR_STORAGE(g, i);
+    if (s->home == KR_HOME_TEMP && s->last >= 0) apart += s->bytes;
+    if (s->home == KR_HOME_WEIGHT) weights += s->bytes;
+  }
+  kr_text text = kr_text_begin(arena);
+  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB", n_live, (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6,
+                (double)weights * 1e-6);
+  if (runner) kr_text_print(&text, "; %.1f us in nodes", seconds * 1e6);
+  line(user, text.at);
+  kr_arena_close(&arena);
+  return KRAIT_OK;
+}

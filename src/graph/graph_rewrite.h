@@ -1,0 +1,31 @@
+/* graph_rewrite.h: changes to a recorded graph before it is planned: several calls become one fused call, or a call becomes one that a fast row takes.
+ * What a rewrite replaces is its reference: with the rewrite off the graph computes the same. */
+#ifndef KR_GRAPH_REWRITE_H
+#define KR_GRAPH_REWRITE_H
+
+#include "graph_parts.h"
+
+typedef struct kr_rewrite {
+  const char *name; /* as in kr_graph_rewrite_off */
+  /* Looks at the calls from node n on; 1: it changed some. ctx may be NULL: reference rows. */
+  int (*apply)(kr_graph *g, const krait_ctx *ctx, size_t n);
+} kr_rewrite;
+
+/* All of the list at every node, each until nothing changes; kr_graph_plan does it with kr_rewrites. */
+int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *list, size_t n_list);
+extern const kr_rewrite kr_rewrites[];
+extern const size_t kr_n_rewrites;
+
+/* ---- for rewrites ---- */
+kr_tensor kr_node_tensor(const kr_node *node, size_t offset); /* 0: absent */
+/* Puts another tensor, or none, into a call. */
+void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_tensor t);
+/* The only node that reads the storage of t, if all that it reads is t, nothing else writes it, and it is a temp; -1: there is no such node. */
+int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t);
+/* The last call recorded becomes the one before node n. */
+void kr_graph_move_last(kr_graph *g, size_t n);
+void kr_graph_drop(kr_graph *g, size_t n);
+/* A product of two matrices with no more than bias, residual and activation: what rewrites and the gradient know. */
+int kr_product_is_plain(const kr_node *node);
+
+#endif

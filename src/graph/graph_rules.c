@@ -1,0 +1,170 @@
+/* graph_rules.c: the gradient of each op as calls. Most ops name a gradient op in their signature, and its tensors say what they belong to; those
+ * whose gradient is calls of other ops have a rule of their own here. */
+#include <stddef.h>
+#include <string.h>
+
+#include "graph_rewrite.h"
+#include "graph_rules.h"
+#include "op_list.h"
+#include "status.h"
+
+/* ---- ops with a gradient op ---- */
+
+static void run_gradient_op(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const kr_sig *forward = node->op->sig, *sig = forward->gradient;
+  unsigned char *args = kr_arena_alloc(g->arena, sig->args_bytes);
+  kr_back_target targets[KR_MOST_VIEWS];
+  int n_targets = 0;
+  if (kr_arena_failed(g->arena)) return;
+  kr_sig_begin_gradient(forward, node->args, args);
+  for (int i = 0; i < sig->n_tensors; i++) {
+    const kr_sig_tensor *s = &sig->tensors[i];
+    krait_view *view = kr_sig_view(sig, args, i);
+    *view = (krait_view){0};
+    for (int k = 0; k < 2 && s->rereads[k] >= 0 && !view->data; k++) *view = kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, forward->tensors[s->rereads[k]].offset)));
+    if (s->gradient_of < 0) continue;
+    const kr_tensor of = kr_back_tensor(node, forward->tensors[s->gradient_of].offset);
+    if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
+    else *view = kr_graph_view(g, kr_back_begin(b, of, &targets[n_targets++]));
+  }
+  int n_wanted = 0;
+  for (int i = 0; i < n_targets; i++) n_wanted += targets[i].at != 0;
+  if (!n_wanted) return;
+  kr_graph_call(g, kr_back_name(b, "bwd"), kr_op_find(sig->name), args);
+  for (int i = 0; i < n_targets; i++) kr_back_end(b, &targets[i]);
+}
+
+/* ---- products: out = residual + act(A B + bias) ---- */
+
+static kr_tensor turned(kr_graph *g, kr_tensor t) { return t ? kr_graph_permute(g, t, (int[]){1, 0}) : 0; }
+
+/* out = A B, or added to what is there. */
+static void multiply(kr_back *b, const char *what, kr_tensor A, kr_tensor B, kr_tensor bias, kr_tensor out, int adding) {
+  kr_graph *g = kr_back_graph(b);
+  const krait_view to = kr_graph_view(g, out);
+  kr_graph_call(g, kr_back_name(b, what), &kr_op_gemm, &(krait_gemm_args){.A = kr_graph_view(g, A), .Bmat = kr_graph_view(g, B), .bias = kr_graph_view(g, bias),
+                .residual = adding ? to : (krait_view){0}, .out = to});
+}
+
+/* The product whose rows are contiguous where the result's are; a result of another type goes through one of A's. */
+static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B, const kr_back_target *target) {
+  kr_graph *g = kr_back_graph(b);
+  if (!target->at || kr_graph_status(g) < 0) return;
+  const kr_part into = *KR_PART(g, target->at);
+  const int across = into.dims.n == 2 && into.stride[1] != 1 && into.stride[0] == 1;
+  const kr_tensor left = across ? turned(g, B) : A, right = across ? turned(g, A) : B, out = across ? turned(g, target->at) : target->at;
+  if (kr_graph_dtype(g, left) == kr_graph_dtype(g, out)) {
+    multiply(b, what, left, right, 0, out, target->adding);
+    return;
+  }
+  const kr_tensor product = kr_graph_temp(g, kr_graph_dtype(g, left), kr_graph_dims(g, out));
+  multiply(b, what, left, right, 0, product, 0);
+  kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, product, target->adding ? out : 0, out);
+}
+
+static void run_gemm(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+#define TENSOR(view) kr_back_tensor(node, offsetof(krait_gemm_args, view))
+  const kr_tensor A = TENSOR(A), B = TENSOR(Bmat), bias = TENSOR(bias), residual = TENSOR(residual), out = TENSOR(out);
+#undef TENSOR
+  const int plain = a->P == 0 && !kr_back_tensor(node, offsetof(krait_gemm_args, B2)) && !kr_back_tensor(node, offsetof(krait_gemm_args, row_scale)) && (a->scale == 0 || a->scale == 1);
+  if (!plain) {
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of a gemm with P, scale, row_scale or B2", node->name);
+    return;
+  }
+  kr_tensor d = kr_back_gradient(b, out);
+  if (!kr_product_is_plain(node)) {
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: only a plain product has a gradient", node->name);
+    return;
+  }
+  if (a->activation != KRAIT_ACT_NONE) { /* what the activation was given is computed again */
+    const kr_tensor before = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out)), slope = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out));
+    multiply(b, "again", kr_back_value(b, A), kr_back_value(b, B), kr_back_value(b, bias), before, 0);
+    kr_graph_pointwise(g, kr_back_name(b, "slope"), (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT | KRAIT_POINTWISE_SLOPE, .activation = a->activation, .x_scale = 1}, before, d, slope);
+    d = slope;
+  }
+  kr_back_target to;
+  if (kr_back_begin_adding(b, A, &to)) multiply_into(b, "dA", d, turned(g, kr_back_value(b, B)), &to), kr_back_end(b, &to);
+  if (kr_back_begin_adding(b, B, &to)) multiply_into(b, "dB", turned(g, kr_back_value(b, A)), d, &to), kr_back_end(b, &to);
+  if (kr_back_begin(b, bias, &to)) {
+    kr_graph_call(g, kr_back_name(b, "dbias"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(g, d), .out = kr_graph_view(g, to.at)});
+    kr_back_end(b, &to);
+  }
+  kr_back_pass(b, out, residual);
+}
+
+/* ---- pointwise: out = f(x) x_scale + y y_scale, or f(x) y x_scale ---- */
+
+static void run_pointwise(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
+  const uint32_t product = KRAIT_POINTWISE_PRODUCT, slope = KRAIT_POINTWISE_SLOPE;
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pointwise_args, x)), y = kr_back_tensor(node, offsetof(krait_pointwise_args, y)), out = kr_back_tensor(node, offsetof(krait_pointwise_args, out));
+  const int is_product = (a->call.flags & product) != 0, is_linear = a->activation == KRAIT_ACT_NONE;
+  const kr_tensor d = kr_back_gradient(b, out);
+  kr_back_target to;
+  if (a->call.flags & slope) {
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: a derivative of a derivative", node->name);
+    return;
+  }
+  if (!is_product && y && a->y_scale == 1) kr_back_pass(b, out, y);
+  else if (kr_back_begin(b, y, &to)) {
+    const krait_pointwise_args with_x = {.call.flags = product, .activation = a->activation, .x_scale = a->x_scale}, scaled = {.x_scale = a->y_scale};
+    if (is_product) kr_graph_pointwise(g, kr_back_name(b, "dy"), with_x, kr_back_value(b, x), d, to.at);
+    else kr_graph_pointwise(g, kr_back_name(b, "dy"), scaled, d, 0, to.at);
+    kr_back_end(b, &to);
+  }
+  if (!is_product && is_linear && a->x_scale == 1) {
+    kr_back_pass(b, out, x);
+    return;
+  }
+  if (!kr_back_begin(b, x, &to)) return;
+  kr_tensor other = d;
+  if (is_product && y && !is_linear) { /* f'(x) dout first, then times y */
+    other = kr_graph_temp(g, kr_graph_dtype(g, d), kr_graph_dims(g, d));
+    kr_graph_pointwise(g, kr_back_name(b, "gate"), (krait_pointwise_args){.call.flags = product, .x_scale = 1}, kr_back_value(b, y), d, other);
+  }
+  if (!is_linear) kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product | slope, .activation = a->activation, .x_scale = a->x_scale}, kr_back_value(b, x), other, to.at);
+  else kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product, .x_scale = a->x_scale}, d, is_product ? kr_back_value(b, y) : 0, to.at);
+  kr_back_end(b, &to);
+}
+
+static void run_sum_rows(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_sum_rows_args, x)), d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_sum_rows_args, out)));
+  kr_back_target to;
+  if (!kr_back_begin(b, x, &to)) return;
+  const kr_dims dims = kr_graph_dims(g, x);
+  const kr_tensor rows = kr_graph_spread(g, kr_graph_reshape(g, d, KR_DIMS(1, dims.size[1])), dims);
+  kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = 1}, rows, 0, to.at);
+  kr_back_end(b, &to);
+}
+
+/* ---- which ---- */
+
+static const struct {
+  const kr_op *op;
+  kr_rule *run;
+} own_rules[] = {{&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise}, {&kr_op_sum_rows, run_sum_rows}};
+
+static kr_rule *own_rule(const kr_op *op) {
+  for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)
+    if (own_rules[i].op == op) return own_rules[i].run;
+  return NULL;
+}
+
+kr_rule *kr_rule_of(const kr_op *op) {
+  kr_rule *own = own_rule(op);
+  return own ? own : op->sig->gradient ? run_gradient_op : NULL;
+}
+
+int kr_rule_reaches(const kr_op *op, size_t offset) {
+  const int own = own_rule(op) != NULL;
+  for (int i = 0; i < op->sig->n_tensors; i++) {
+    const kr_sig_tensor *s = &op->sig->tensors[i];
+    if (s->offset == offset) return s->role == KR_IN && (own ? s->tensor_class != KR_CLASS_INDEX : s->gradient >= 0);
+  }
+  return 0;
+}

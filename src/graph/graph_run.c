@@ -1,0 +1,254 @@
+/* graph_run.c: one timeline of a planned graph: its memory, the addresses of what is bound, and runs: node by node, or on a GPU as one graph of
+ * the driver once the same addresses come back. */
+#include <string.h>
+
+#include "alloc.h"
+#include "clock.h"
+#include "graph_parts.h"
+#include "graph_runner.h"
+#include "status.h"
+
+/* ---- addresses ---- */
+
+static void *address_of(const kr_runner *r, int32_t storage) {
+  const kr_storage *s = KR_STORAGE(r->graph, storage);
+  if (s->home == KR_HOME_TEMP) return r->memory + s->at;
+  if (s->home == KR_HOME_STATE) return r->memory + r->graph->arena_bytes + s->at;
+  return r->bound[storage];
+}
+
+void *kr_runner_at(const kr_runner *r, kr_tensor t) {
+  const kr_part *p = KR_PART(r->graph, t);
+  char *at = address_of(r, p->storage);
+  return at ? at + p->at_bytes : NULL;
+}
+
+static void set_views(kr_runner *r, size_t n) {
+  const kr_node *node = KR_NODE(r->graph, n);
+  for (int32_t i = 0; i < node->n_uses; i++) kr_view_in(r->args[n], node->uses[i].offset)->data = kr_runner_at(r, node->uses[i].tensor);
+}
+
+/* An address may lie less even than the plan took it to: rows are chosen again, and may need more scratch, which is then the runner's own. */
+static int32_t fit_row(kr_runner *r, size_t n) {
+  const kr_graph *g = r->graph;
+  const kr_node *node = KR_NODE(g, n);
+  int32_t status = KRAIT_OK;
+  r->rows[n] = g->flags & KR_PLAN_REFERENCE ? node->row : kr_op_resolve(node->op, g->ctx, r->args[n], &status);
+  KR_TRY(status);
+  krait_call *call = (krait_call *)r->args[n];
+  call->scratch_bytes = r->rows[n]->scratch_bytes ? r->rows[n]->scratch_bytes(g->ctx, r->args[n]) : 0;
+  call->scratch = r->memory + node->scratch_at;
+  if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed) r->extra_needed = call->scratch_bytes;
+  return KRAIT_OK;
+}
+
+static int32_t get_block(const kr_runner *r, uint64_t bytes, char **block) {
+  const kr_cuda *cuda = kr_graph_cuda(r->graph);
+  if (cuda) return kr_cuda_alloc(cuda, bytes, (void **)block);
+  *block = kr_alloc(bytes);
+  KR_CHECK(*block, KRAIT_ERR_NO_MEMORY, "no memory for a graph: %llu bytes", (unsigned long long)bytes);
+  return KRAIT_OK;
+}
+
+static void free_block(const kr_runner *r, char **block) {
+  if (kr_graph_cuda(r->graph)) kr_cuda_free(kr_graph_cuda(r->graph), *block);
+  else kr_free(*block);
+  *block = NULL;
+}
+
+static int32_t get_extra(kr_runner *r) {
+  if (r->extra_needed > r->extra_bytes) {
+    if (kr_graph_cuda(r->graph) && r->extra) KR_TRY(kr_cuda_wait(kr_graph_cuda(r->graph), r->stream)); /* the run before may still use it */
+    free_block(r, &r->extra);
+    KR_TRY(get_block(r, r->extra_needed, &r->extra));
+    r->extra_bytes = r->extra_needed;
+  }
+  for (size_t n = 0; n < r->graph->nodes.n; n++) {
+    krait_call *call = (krait_call *)r->args[n];
+    if (call && call->scratch_bytes > KR_NODE(r->graph, n)->scratch_bytes) call->scratch = r->extra;
+  }
+  return KRAIT_OK;
+}
+
+/* Every address into every node that has changed ones. */
+static int32_t settle(kr_runner *r) {
+  const kr_graph *g = r->graph;
+  if (r->settled) return KRAIT_OK;
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    const kr_node *node = KR_NODE(g, n);
+    if (node->dead) continue;
+    for (int32_t i = 0; i < node->n_uses; i++)
+      KR_CHECK(kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes, KRAIT_ERR_ARGUMENT,
+               "graph: node %s: nothing is bound to %s", node->name, kr_graph_name(g, node->uses[i].tensor));
+    set_views(r, n);
+    KR_TRY(fit_row(r, n));
+  }
+  KR_TRY(get_extra(r));
+  r->settled = 1;
+  r->n_runs = 0;
+  if (kr_graph_cuda(g)) kr_cuda_graph_close(kr_graph_cuda(g), &r->recorded);
+  return KRAIT_OK;
+}
+
+int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data) {
+  const kr_graph *g = r->graph;
+  KR_CHECK(t > 0 && (size_t)t < g->parts.n, KRAIT_ERR_ARGUMENT, "graph: %d is not a tensor of this graph", t);
+  const kr_part *p = KR_PART(g, t);
+  const kr_storage *s = KR_STORAGE(g, p->storage);
+  KR_CHECK(s->home != KR_HOME_TEMP && s->home != KR_HOME_STATE, KRAIT_ERR_ARGUMENT, "graph: %s has its memory from the graph", kr_graph_name(g, t));
+  KR_CHECK(p->at_bytes == 0, KRAIT_ERR_ARGUMENT, "graph: bind %s itself, not a part of it", s->name);
+  if (r->bound[p->storage] != data) r->settled = 0;
+  r->bound[p->storage] = data;
+  return KRAIT_OK;
+}
+
+/* ---- open and close ---- */
+
+static size_t aligned(size_t bytes) { return (bytes + 15) & ~(size_t)15; }
+
+/* The runner, its arrays and the args of its nodes are one block. */
+static kr_runner *new_runner(const kr_graph *g) {
+  const size_t n = g->nodes.n;
+  size_t args_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)), pointers = aligned(n * sizeof(void *)), seconds = aligned(n * sizeof(double));
+  for (size_t i = 0; i < n; i++) args_bytes += KR_NODE(g, i)->dead ? 0 : aligned(KR_NODE(g, i)->op->args_bytes);
+  char *block = kr_zalloc(head + bound + 2 * pointers + seconds + args_bytes);
+  if (!block) return NULL;
+  kr_runner *r = (kr_runner *)block;
+  r->graph = g;
+  r->bound = (void **)(block += head);
+  r->args = (unsigned char **)(block += bound);
+  r->rows = (const kr_row **)(block += pointers);
+  r->seconds = (double *)(block += pointers);
+  block += seconds;
+  for (size_t i = 0; i < g->storages.n; i++) r->bound[i] = KR_STORAGE(g, i)->data;
+  for (size_t i = 0; i < n; i++) {
+    const kr_node *node = KR_NODE(g, i);
+    if (node->dead) continue;
+    r->args[i] = memcpy(block, node->args, node->op->args_bytes);
+    block += aligned(node->op->args_bytes);
+  }
+  return r;
+}
+
+static int32_t open_runner(const kr_graph *g, void *memory, kr_runner **runner) {
+  *runner = NULL;
+  KR_TRY(kr_graph_status(g));
+  KR_CHECK(g->planned, KRAIT_ERR_ARGUMENT, "graph: it must be planned before it runs");
+  kr_runner *r = new_runner(g);
+  KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  r->memory = memory, r->borrowed = memory != NULL;
+  int32_t status = memory ? KRAIT_OK : get_block(r, kr_graph_bytes(g), &r->memory);
+  if (status >= 0 && !memory) status = kr_runner_reset(r, NULL);
+  if (status >= 0 && kr_graph_cuda(g) && g->state_bytes) status = kr_cuda_wait(kr_graph_cuda(g), NULL);
+  *runner = r;
+  if (status < 0) kr_runner_close(runner);
+  return status;
+}
+
+int32_t kr_runner_open(const kr_graph *g, kr_runner **runner) { return open_runner(g, NULL, runner); }
+
+int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner) {
+  static char nothing[KR_GRAPH_LINE]; /* the address of an arena of no bytes */
+  *runner = NULL;
+  KR_TRY(kr_graph_status(g));
+  KR_CHECK(bytes >= kr_graph_bytes(g) && (memory || !kr_graph_bytes(g)), KRAIT_ERR_SCRATCH, "graph: %llu bytes given, it needs %llu", (unsigned long long)bytes, (unsigned long long)kr_graph_bytes(g));
+  KR_CHECK(!g->state_bytes, KRAIT_ERR_ARGUMENT, "graph: it has states, which borrowed memory does not keep");
+  return open_runner(g, memory ? memory : nothing, runner);
+}
+
+void kr_runner_close(kr_runner **runner) {
+  if (!runner || !*runner) return;
+  kr_runner *r = *runner;
+  const kr_cuda *cuda = kr_graph_cuda(r->graph);
+  if (cuda) {
+    kr_cuda_graph_close(cuda, &r->recorded);
+    kr_cuda_stream_close(cuda, &r->recorder);
+  }
+  if (!r->borrowed) free_block(r, &r->memory);
+  free_block(r, &r->extra);
+  kr_free(r);
+  *runner = NULL;
+}
+
+int32_t kr_runner_reset(kr_runner *r, void *stream) {
+  const kr_graph *g = r->graph;
+  if (!g->state_bytes) return KRAIT_OK;
+  if (kr_graph_cuda(g)) return kr_cuda_fill(kr_graph_cuda(g), r->memory + g->arena_bytes, 0, g->state_bytes, stream);
+  memset(r->memory + g->arena_bytes, 0, g->state_bytes);
+  return KRAIT_OK;
+}
+
+/* ---- runs ---- */
+
+static int32_t run_node(kr_runner *r, size_t n, void *stream) {
+  ((krait_call *)r->args[n])->stream = stream;
+  int32_t status = r->rows[n]->run(r->graph->ctx, r->args[n]);
+  if (status >= 0) return status;
+  char why[512];
+  const kr_node *node = KR_NODE(r->graph, n);
+  strncpy(why, krait_error_detail(), sizeof why - 1);
+  why[sizeof why - 1] = 0;
+  return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);
+}
+
+static int32_t run_nodes(kr_runner *r, void *stream) {
+  int64_t n_run = 0;
+  for (size_t n = 0; n < r->graph->nodes.n; n++) {
+    if (!r->args[n]) continue;
+    KR_TRY(run_node(r, n, stream));
+    n_run++;
+  }
+  if (r->graph->ctx) atomic_fetch_add_explicit(&((krait_ctx *)r->graph->ctx)->n_calls, (unsigned long long)n_run, memory_order_relaxed);
+  return KRAIT_OK;
+}
+
+/* Whether the caller records this stream: then every launch goes into its recording. */
+static int is_recorded(const kr_cuda *cuda, void *stream) {
+  const kr_driver *d = kr_cuda_driver(cuda);
+  int recording = 0;
+  if (!d->StreamIsCapturing || kr_cuda_begin(cuda) < 0) return 0;
+  if (d->StreamIsCapturing(stream, &recording)) recording = 1;
+  kr_cuda_end(cuda);
+  return recording;
+}
+
+/* Without graphs in the driver every run is like the first. */
+static int32_t record(kr_runner *r, const kr_cuda *cuda) {
+  if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
+  if (kr_cuda_graph_begin(cuda, r->recorder) < 0) return KRAIT_OK;
+  const int32_t status = run_nodes(r, r->recorder), ended = kr_cuda_graph_end(cuda, r->recorder, &r->recorded);
+  return status < 0 ? status : ended;
+}
+
+int32_t kr_runner_run(kr_runner *r, void *stream) {
+  const kr_cuda *cuda = kr_graph_cuda(r->graph);
+  KR_TRY(settle(r));
+  r->stream = stream;
+  if (!cuda || r->borrowed || is_recorded(cuda, stream)) return run_nodes(r, stream);
+  if (r->n_runs++ == 1) KR_TRY(record(r, cuda));
+  return r->recorded ? kr_cuda_graph_launch(cuda, r->recorded, stream) : run_nodes(r, stream);
+}
+
+static int32_t time_node(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t n, void *stream) {
+  const int64_t start = kr_clock_ns();
+  if (cuda) KR_TRY(kr_cuda_timer_mark(cuda, timer->from, stream));
+  KR_TRY(run_node(r, n, stream));
+  if (!cuda) {
+    r->seconds[n] = (double)(kr_clock_ns() - start) * 1e-9;
+    return KRAIT_OK;
+  }
+  KR_TRY(kr_cuda_timer_mark(cuda, timer->to, stream));
+  return kr_cuda_timer_read(cuda, timer, &r->seconds[n]);
+}
+
+int32_t kr_runner_profile(kr_runner *r, void *stream) {
+  const kr_cuda *cuda = kr_graph_cuda(r->graph);
+  kr_cuda_timer timer = {0};
+  KR_TRY(settle(r));
+  if (cuda) KR_TRY(kr_cuda_timer_open(cuda, &timer));
+  int32_t status = KRAIT_OK;
+  for (size_t n = 0; n < r->graph->nodes.n && status >= 0; n++)
+    if (r->args[n]) status = time_node(r, cuda, &timer, n, stream);
+  if (cuda) kr_cuda_timer_close(cuda, &timer);
+  return status;
+}

@@ -1,0 +1,194 @@
+/* gemm_ampere.cu: products of 16-bit factors by warps' tensor cores. A block makes a tile of 128 x BN with a warp for every 64 x 64 of it;
+ * A and B come past the registers into a ring of stages of BK of K. Any strides: where 16 bytes are not aligned, elements are
+ * copied one by one. Compiled once per type (KR_HALF: float16) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
+#include "gemm_finish.cuh"
+#include "mma.cuh"
+
+#ifdef KR_HALF
+typedef kr_f16 element;
+#else
+typedef kr_bf16 element;
+#endif
+enum { BM = KR_AMPERE_BM, BK = KR_AMPERE_BK, K_ROW_BYTES = BK * 2, STAGED_ROW = 72 };
+
+/* ---- to shared memory ---------------------------------------------------------------------------------------------------- */
+
+/* Of a tile of ROWS m (or n) and BK of k: the chunk of eight elements in its memory order. */
+template <int ROWS, int MN>
+KR_DEV int chunk_at(int line, int chunk) { return MN ? kr_swizzle<ROWS * 2>(line, chunk) : kr_swizzle<K_ROW_BYTES>(line, chunk); }
+
+/* What a thread copies of a factor: chunks of eight elements in lines `LINES` apart, the same chunk of each. */
+template <int ROWS, int MN, int THREADS, int HALVES>
+struct copier {
+  enum { PER_LINE = MN ? ROWS / 8 : BK / 8, LINES = THREADS / PER_LINE, N = ROWS * BK / 8 / THREADS, LINE_BYTES = MN ? ROWS * 2 : K_ROW_BYTES };
+  const uint16_t *at;    /* of the next stage */
+  int64_t step, advance; /* elements from line to line, from stage to stage */
+  int64_t along;         /* from element to element of a chunk, where they are copied one by one */
+  int place, line, left; /* in shared memory; first line; of a chunk, where it may not be whole, or of the lines */
+  int packs;
+
+  /* HALVES: of every 64 rows the latter 32 belong to `second`. */
+  KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first, int limit, int k, int is_b) {
+    const int chunk = kr_thread() % PER_LINE;
+    c.line = kr_thread() / PER_LINE;
+    c.place = MN ? kr_swizzle<ROWS * 2>(c.line, chunk) : kr_swizzle<K_ROW_BYTES>(c.line, chunk);
+    const int tile_row = MN ? chunk * 8 : c.line, row = HALVES ? tile_row / 64 * 32 + tile_row % 32 : tile_row;
+    const kr_gemm_matrix &m = HALVES && tile_row & 32 ? second : matrix;
+    const int64_t row_stride = is_b ? m.column : m.row, k_stride = is_b ? m.row : m.column;
+    c.packs = m.packs;
+    c.along = MN ? row_stride : k_stride;
+    c.step = MN ? LINES * k_stride : (HALVES ? LINES / 2 : LINES) * row_stride;
+    c.advance = BK * k_stride;
+    c.at = (const uint16_t *)m.data + batch * m.batch + (first + row) * row_stride + (k + (MN ? c.line : chunk * 8)) * k_stride;
+    c.left = limit - first - row;
+    if (!MN) c.line = chunk * 8;
+  }
+
+  /* The stage whose first k is left_k before the end. */
+  KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
+    const uint16_t *at = c.at;
+    to += c.place;
+    if (c.packs) {
+#pragma unroll
+      for (int i = 0; i < N; i++, at += c.step) {
+        const int n = exist(c, i, left_k);
+        kr_copy_some(to + i * LINES * LINE_BYTES, n > 0 ? at : c.at, n > 8 ? 16 : n > 0 ? 2 * n : 0);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < N; i++, at += c.step) copy_elements(to + i * LINES * LINE_BYTES, at, c.along, exist(c, i, left_k));
+    }
+    c.at += c.advance;
+  }
+
+  /* Elements of the i-th chunk from its first on. */
+  KR_DEV int exist(const copier &c, int i, int left_k) {
+    const int STEP = HALVES ? LINES / 2 : LINES;
+    return MN ? (c.line + i * LINES < left_k ? c.left : 0) : (i * STEP < c.left ? left_k - c.line : 0);
+  }
+
+  KR_DEV void copy_elements(unsigned char *to, const uint16_t *at, int64_t stride, int n) {
+    kr_raw16 raw = {{0, 0, 0, 0}};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (i < n) raw.w[i / 2] |= (uint32_t)at[i * stride] << (i % 2 * 16);
+    *(kr_raw16 *)to = raw;
+  }
+};
+
+/* ---- from shared memory ------------------------------------------------------------------------------------------------------ */
+
+/* Two factors of 16 rows (m, or two times 8 of n) by 16 k, from row `row` and step `step` on. As a: a[0], a[1] are rows 0..7, 8..15 of the first
+ * eight k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3] the others'. */
+template <int ROWS, int MN, int AS_B>
+KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
+  const int lane = kr_thread() & 31, second = lane / 8 & 1, upper = lane / 16, within = lane & 7;
+  const int rows = (AS_B ? upper : second) * 8, ks = (AS_B ? second : upper) * 8;
+  if (MN) kr_load_matrices_turned(f, tile + chunk_at<ROWS, MN>(step * 16 + ks + within, (row + rows) / 8));
+  else kr_load_matrices(f, tile + chunk_at<ROWS, MN>(row + rows + within, (step * 16 + ks) / 8));
+}
+
+template <int BN>
+KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[4][4], const unsigned char *stage, int row, int column, int step) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) read_factor<BM, KR_A_MN, 0>(a[i], stage, row + 16 * i, step);
+#pragma unroll
+  for (int j = 0; j < 4; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * BK * 2, column + 16 * j, step);
+}
+
+KR_DEV void multiply(float (&d)[4][8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) kr_mma_as(element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+}
+
+/* ---- a tile ------------------------------------------------------------------------------------------------------------------- */
+
+/* 16 rows of the warp's 64 columns at a time through its own shared memory, so that a lane has eight columns side by side. */
+template <int GATED>
+KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged, const float (&d)[8][4], int slab, int batch, int m, int n) {
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
+  kr_sync_warp();
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    *(kr_float2 *)(staged + g * STAGED_ROW + 8 * j + 2 * q) = (kr_float2){{d[j][0], d[j][1]}};
+    *(kr_float2 *)(staged + (g + 8) * STAGED_ROW + 8 * j + 2 * q) = (kr_float2){{d[j][2], d[j][3]}};
+  }
+  kr_sync_warp();
+#pragma unroll 1
+  for (int row = lane / LANES; row < 16; row += 32 / LANES) {
+    const float *from = staged + row * STAGED_ROW + lane % LANES * 8;
+    float v[8], second[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
+    if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
+    else kr_finish_run<8, GATED>(p, terms, batch, m + row, n + lane % LANES * 8, v, second);
+  }
+}
+
+template <int BN, int STAGES, int GATED>
+KR_DEV void run(const kr_gemm_plan &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const int THREADS = BN, STAGE_BYTES = (BM + BN) * BK * 2, STEPS = BK / 16, WIDTH = GATED ? BN / 2 : BN;
+  const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
+  const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
+  const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_blocks = (end - begin + BK - 1) / BK;
+  const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * 64;
+  copier<BM, KR_A_MN, THREADS, 0> from_a;
+  copier<BN, KR_B_MN, THREADS, GATED> from_b;
+  from_a.open(from_a, p.A, p.A, batch, m, p.M, begin, 0);
+  from_b.open(from_b, p.B, p.B2, batch, n, p.N, begin, 1);
+  float d[4][8][4];
+#pragma unroll
+  for (int i = 0; i < 128; i++) d[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  int left_k = end - begin;
+#pragma unroll 1
+  for (int s = 0; s < STAGES - 1; s++, left_k -= BK) {
+    if (left_k > 0) {
+      from_a.copy(from_a, shared + s * STAGE_BYTES, left_k);
+      from_b.copy(from_b, shared + s * STAGE_BYTES + BM * BK * 2, left_k);
+    }
+    kr_commit_copies();
+  }
+  uint32_t a[2][4][4], b[2][4][4];
+  kr_copied<STAGES - 2>();
+  kr_sync();
+  read_factors<BN>(a[0], b[0], shared, row, column, 0);
+  int at = 0, next = STAGES - 1;
+  for (int block = 0; block < n_blocks; block++) {
+    const unsigned char *stage = shared + at * STAGE_BYTES;
+    if (left_k > 0) {
+      from_a.copy(from_a, shared + next * STAGE_BYTES, left_k);
+      from_b.copy(from_b, shared + next * STAGE_BYTES + BM * BK * 2, left_k);
+      left_k -= BK;
+    }
+    kr_commit_copies();
+    if (++at == STAGES) at = 0;
+    if (++next == STAGES) next = 0;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      if (s + 1 < STEPS) {
+        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], stage, row, column, s + 1);
+      } else {
+        kr_copied<STAGES - 2>();
+        kr_sync();
+        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column, 0); /* behind the last block: not used */
+      }
+      multiply(d, a[s % 2], b[s % 2]);
+    }
+  }
+  const int to_column = n + (GATED ? column / 2 : column);
+  kr_column_terms<8> terms;
+  kr_read_terms<8>(p, to_column + (kr_thread() & (GATED ? 3 : 7)) * 8, terms);
+  kr_copied<0>();
+  kr_sync();
+#pragma unroll
+  for (int i = 0; i < 4; i++) finish_rows<GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i, to_column);
+}
+
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, KR_AMPERE_STAGES, 0>(plan); }
+#ifdef KR_GATES
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 1>(plan); }
+#endif

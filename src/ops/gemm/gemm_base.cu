@@ -1,0 +1,128 @@
+/* gemm_base.cu: products of factors of any type and strides by float32 multiply-adds, for every GPU. A block of 256 threads makes a tile of
+ * 128 x 128; a thread has rows 4 y + {0..3} and 64 on, columns 4 x + {0..3} and 64 on. Where the product is gated, the tile's
+ * second half of columns belongs to B2: a thread has both factors of a result. While a stage is multiplied, the next is on its way
+ * to registers. Then kr_gemm_sum: the parts of a product whose K was split. */
+#include "gemm_finish.cuh"
+
+enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
+
+/* What a thread copies of a factor: eight elements side by side in memory, if any are. */
+typedef struct copier {
+  const kr_gemm_matrix *matrix;
+  int64_t at, advance, along; /* elements: of the next stage, from stage to stage, from one to the next of the eight */
+  int row, k, left, turned;   /* place in the stage; rows that exist from the first one on; turned: the eight are rows, not k */
+} copier;
+
+/* first: the row (m or n) in the matrix, place: in the stage. */
+KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch, int first, int place, int limit, int turned, int k) {
+  copier c = {&matrix, 0, BK * k_stride, turned ? row_stride : k_stride, place, 0, 0, turned};
+  c.k = turned ? kr_thread() / 16 : kr_thread() % 2 * 8;
+  c.left = limit - first;
+  c.at = batch * matrix.batch + first * row_stride + (k + c.k) * k_stride;
+  return c;
+}
+
+/* left_k: how many k exist from the stage's first one on. */
+KR_DEV void fetch(copier &c, int left_k, float (&v)[8]) {
+  const int left = c.turned ? (c.k < left_k ? c.left : 0) : (c.left > 0 ? left_k - c.k : 0);
+  kr_read_run<8>(*c.matrix, c.at, c.along, left, v);
+  c.at += c.advance;
+}
+
+KR_DEV void put(const copier &c, float *stage, const float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) stage[c.turned ? c.k * ROW + c.row + i : (c.k + i) * ROW + c.row] = v[i];
+}
+
+KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b) {
+#pragma unroll 4
+  for (int k = 0; k < BK; k++) {
+    float va[8], vb[8];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      *(kr_float4 *)(va + 4 * h) = *(const kr_float4 *)(a + k * ROW + 64 * h);
+      *(kr_float4 *)(vb + 4 * h) = *(const kr_float4 *)(b + k * ROW + 64 * h);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) d[i][j] = kr_fma(va[i], vb[j], d[i][j]);
+  }
+}
+
+/* Through shared memory, 64 rows at a time, so that a thread has eight columns side by side. */
+template <int GATED>
+KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8][8], int slab, int m, int n) {
+  const int RUNS = GATED ? 8 : 16, x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4, column = kr_thread() % RUNS * 8;
+  kr_column_terms<8> terms;
+  kr_read_terms<8>(p, n + column, terms);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float *v = d[4 * half + i] + 4 * h;
+        *(kr_float4 *)(staged + (y + i) * ROW + 64 * h + x) = (kr_float4){{v[0], v[1], v[2], v[3]}};
+      }
+    kr_sync();
+#pragma unroll 1
+    for (int row = kr_thread() / RUNS; row < 64; row += KR_BASE_THREADS / RUNS) {
+      float v[8], second[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[i] = staged[row * ROW + column + i], second[i] = GATED ? staged[row * ROW + 64 + column + i] : 0.0f;
+      if (!GATED && p.n_splits > 1) kr_keep_run<8>(p, slab, m + 64 * half + row, n + column, v);
+      else kr_finish_run<8, GATED>(p, terms, slab % p.P, m + 64 * half + row, n + column, v, second);
+    }
+    kr_sync();
+  }
+}
+
+template <int GATED>
+KR_DEV void run(const kr_gemm_plan &p) {
+  KR_SHARED float __attribute__((aligned(16))) stages[2][2][BK * ROW]; /* and then 64 rows of the result */
+  const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
+  const int m = u.m * BM, n = u.n * (GATED ? BN / 2 : BN), slab = u.slab, batch = u.batch;
+  const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split;
+  const int a_turned = p.A.row == 1 && p.A.column != 1, b_turned = p.B.column == 1 && (!GATED || p.B2.column == 1), a_row = a_turned ? kr_thread() % 16 * 8 : kr_thread() / 2, b_row = b_turned ? kr_thread() % 16 * 8 : kr_thread() / 2;
+  copier from_a = copier_of(p.A, p.A.row, p.A.column, batch, m + a_row, a_row, p.M, a_turned, begin);
+  const kr_gemm_matrix &B = GATED && b_row >= 64 ? p.B2 : p.B;
+  copier from_b = copier_of(B, B.column, B.row, batch, n + (GATED ? b_row % 64 : b_row), b_row, p.N, b_turned, begin);
+  const float *a = &stages[0][0][kr_thread() / 16 * 4], *b = &stages[0][1][kr_thread() % 16 * 4];
+  float d[8][8], next_a[8], next_b[8];
+#pragma unroll
+  for (int i = 0; i < 64; i++) d[i / 8][i % 8] = 0.0f;
+  fetch(from_a, end - begin, next_a), fetch(from_b, end - begin, next_b);
+  put(from_a, stages[0][0], next_a), put(from_b, stages[0][1], next_b);
+  kr_sync();
+  int which = 0;
+  for (int k = begin; k < end; k += BK, which ^= 1) {
+    const int more = k + BK < end;
+    if (more) fetch(from_a, end - k - BK, next_a), fetch(from_b, end - k - BK, next_b);
+    multiply(d, a + which * 2 * BK * ROW, b + which * 2 * BK * ROW);
+    if (more) put(from_a, stages[which ^ 1][0], next_a), put(from_b, stages[which ^ 1][1], next_b);
+    kr_sync();
+  }
+  finish_tile<GATED>(p, &stages[0][0][0], d, slab, m, n);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_plan plan) { run<0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_plan plan) { run<1>(plan); }
+
+/* A thread finishes eight columns; the parts are added in their order. */
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
+  const int per_row = (int)(p.partial_row / 8);
+  const int64_t index = (int64_t)kr_block_x() * KR_SUM_THREADS + kr_thread();
+  const int row = (int)(index / per_row), n = (int)(index % per_row) * 8, batch = row / p.M, m = row % p.M;
+  if (batch >= p.P) return;
+  float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  const float *from = p.partial + (int64_t)row * p.partial_row + n;
+  for (int s = 0; s < p.n_splits; s++, from += (int64_t)p.P * p.M * p.partial_row) {
+    const kr_float4 low = *(const kr_float4 *)from, high = *(const kr_float4 *)(from + 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] += low.v[i], v[4 + i] += high.v[i];
+  }
+  kr_column_terms<8> terms;
+  kr_read_terms<8>(p, n, terms);
+  kr_finish_run<8, 0>(p, terms, batch, m, n, v, v);
+}

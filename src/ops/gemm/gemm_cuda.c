@@ -1,0 +1,282 @@
+/* gemm_cuda.c: products on a GPU: which kernels take a call, how the result is cut into tiles and K into parts, tensor maps, launches. */
+#include <string.h>
+
+#include "cuda_row.h"
+#include "gemm/gemm_plan.h"
+#include "gemm/gemm_rows.h"
+#include "status.h"
+#include "view.h"
+
+/* ---- what a call looks like ------------------------------------------------------------------------------------------------ */
+
+/* Order in memory of the factors: a factor's k lie side by side (K), or its m or n (M, N). */
+enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
+
+/* A dimension of one element has no stride; a plan's is then what keeps packs whole. */
+static kr_gemm_matrix matrix_of(const krait_view *v, int64_t rows, int64_t columns, int64_t P) {
+  kr_gemm_matrix m = {v->data, v->stride[0], v->stride[1], P > 1 ? v->stride[2] : 0, v->dtype, 0};
+  const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
+  if (!v->data) return (kr_gemm_matrix){0};
+  if (rows == 1) m.row = m.column == 1 ? (columns + 7) / 8 * 8 : 1;
+  if (columns == 1) m.column = m.row == 1 ? (rows + 7) / 8 * 8 : 1;
+  const int64_t across = m.column == 1 ? m.row : m.column;
+  m.packs = (m.column == 1 || m.row == 1) && across % per_pack == 0 && m.batch % per_pack == 0 && (uintptr_t)v->data % 16 == 0 && v->dtype != KRAIT_F64;
+  return m;
+}
+
+static kr_gemm_matrix vector_of(const krait_view *v, int64_t P) {
+  if (!v->data) return (kr_gemm_matrix){0};
+  return (kr_gemm_matrix){v->data, v->stride[0], 0, P > 1 ? v->stride[1] : 0, v->dtype, 0};
+}
+
+static kr_gemm_plan describe(const krait_gemm_args *a) {
+  const int64_t P = kr_gemm_products(a);
+  kr_gemm_plan p = {.A = matrix_of(&a->A, a->M, a->K, P), .B = matrix_of(&a->Bmat, a->K, a->N, P), .B2 = matrix_of(&a->B2, a->K, a->N, P), .out = matrix_of(&a->out, a->M, a->N, P),
+                    .residual = matrix_of(&a->residual, a->M, a->N, P), .bias = vector_of(&a->bias, 1), .bias2 = vector_of(&a->bias2, 1), .row_scale = vector_of(&a->row_scale, P),
+                    .M = (int32_t)a->M, .N = (int32_t)a->N, .K = (int32_t)a->K, .P = (int32_t)P, .n_splits = 1, .activation = a->activation, .scale = a->scale != 0 ? a->scale : 1};
+  p.out.packs = p.out.packs && p.out.column == 1;
+  p.residual.packs = p.residual.packs && p.residual.column == 1;
+  return p;
+}
+
+static int order_of(const kr_gemm_plan *p) {
+  const int a_k = p->A.column == 1, a_m = p->A.row == 1 && !a_k, b_n = p->B.column == 1, b_k = !b_n;
+  if (p->B2.data && (p->B2.column == 1) != b_n) return NO_ORDER;
+  if (a_m) return b_n ? ORDER_MN : NO_ORDER;
+  return b_k ? ORDER_KK : ORDER_KN;
+}
+
+static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------------- */
+
+static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
+
+/* Time in units of 64 k of a 128 x 256 tile, as measured on an H200: a stage's products, what a tile costs beside them, and the sums of
+ * parts. n_at_once: tiles that run at the same time. */
+static double cost_of(const kr_gemm_plan *p, int width, int bn, int n_splits, int stage_k, int n_at_once) {
+  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256 ? 1 : bn == 192 ? 0.80 : 0.68;
+  const int64_t units = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, width) * p->P * n_splits;
+  const double tile = steps * stage_k / 64 * rate + 0.6 * bn / 256 + 0.8;
+  const double sums = n_splits > 1 ? 4 + 3e-6 * (double)n_splits * p->M * p->N * p->P : 0;
+  return (double)((units + n_at_once - 1) / n_at_once) * tile + sums;
+}
+
+enum { MOST_SPLITS = 32 };
+
+/* The cheapest of the widths (0 ends them), and how often K is split. */
+static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_at_once) {
+  int best_bn = widths[0], best_splits = 1;
+  double best = 1e300;
+  const int may_split = !p->B2.data && p->K >= 512;
+  for (int i = 0; widths[i]; i++)
+    for (int s = 1; s <= (may_split ? MOST_SPLITS : 1) && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
+      const double cost = cost_of(p, p->B2.data ? widths[i] / 2 : widths[i], widths[i], s, stage_k, n_at_once);
+      if (cost < best * 0.999) best = cost, best_bn = widths[i], best_splits = s;
+    }
+  p->n_m = ceil_div(p->M, 128);
+  p->n_n = ceil_div(p->N, p->B2.data ? best_bn / 2 : best_bn);
+  p->group = 16;
+  p->k_split = ceil_div(ceil_div(p->K, best_splits), stage_k) * stage_k;
+  p->n_splits = ceil_div(p->K, p->k_split);
+  if (p->n_splits == 1) p->k_split = p->K;
+  p->partial_row = (p->N + 7) / 8 * 8;
+  p->by_tiles = kr_divisor_of((int64_t)p->n_m * p->n_n), p->by_P = kr_divisor_of(p->P), p->by_group = kr_divisor_of((int64_t)p->group * p->n_n);
+  p->by_rows = kr_divisor_of(p->group), p->by_last_rows = kr_divisor_of((p->n_m - 1) % p->group + 1);
+  return best_bn;
+}
+
+static uint64_t partial_bytes(const kr_gemm_plan *p) {
+  return p->n_splits > 1 ? kr_scratch_round((uint64_t)p->n_splits * (uint64_t)p->P * (uint64_t)p->M * (uint64_t)p->partial_row * 4) : 0;
+}
+
+/* The product's launch, and that of the sums where K is split: then the product leaves all but the sums to the second. */
+static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *plan, const kr_gemm_plan *p) {
+  static const kr_kernel sum = {"gemm_base", "kr_gemm_sum"};
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
+  if (p->n_splits == 1) return KRAIT_OK;
+  const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8);
+  const kr_grid sums = {.x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS), .block = KR_SUM_THREADS, .stream = grid->stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);
+}
+
+enum { MOST_SIZE = 1 << 30 };
+static int fits(const krait_gemm_args *a) {
+  const double tiles = (double)(a->M / 128 + 1) * (double)(a->N / 64 + 1) * (double)kr_gemm_products(a);
+  return a->M < MOST_SIZE && a->N < MOST_SIZE && a->K < MOST_SIZE && tiles * MOST_SPLITS < 2e9;
+}
+static const char too_large[] = "too large for 32-bit numbers of tiles";
+
+/* ---- base --------------------------------------------------------------------------------------------------------------------- */
+
+static void plan_base(const krait_ctx *ctx, kr_gemm_plan *p) {
+  choose_tiles(p, (const int[]){128, 0}, KR_BASE_BK, 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const krait_view *const views[] = {&a->Bmat, &a->bias, &a->bias2, &a->row_scale};
+  (void)ctx;
+  for (int i = 0; i < 4; i++)
+    if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64 on a GPU";
+  return fits(a) ? NULL : too_large;
+}
+
+uint64_t kr_gemm_base_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_base(ctx, &p);
+  return partial_bytes(&p);
+}
+
+int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel plain = {"gemm_base", "kr_gemm_base"}, gated = {"gemm_base", "kr_gemm_base_gated"};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_plan p = describe(a);
+  plan_base(ctx, &p);
+  p.partial = a->call.scratch;
+  const kr_grid grid = {.x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = KR_BASE_THREADS, .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_BASE, p.B2.data ? &gated : &plain, &grid, &p, &p);
+}
+
+/* ---- ampere ------------------------------------------------------------------------------------------------------------------- */
+
+#define BY_ORDER(tier, type, suffix, name) {{"gemm_" tier "_" type "_kk" suffix, name}, {"gemm_" tier "_" type "_kn" suffix, name}, {"gemm_" tier "_" type "_mn" suffix, name}}
+#define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
+
+/* Sixteen bits, and an order for which there are kernels. */
+static const char *refuse_halves(const krait_gemm_args *a) {
+  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
+  if (!fits(a)) return too_large;
+  const kr_gemm_plan p = describe(a);
+  const int order = order_of(&p);
+  if (order == NO_ORDER || (p.B2.data && order != ORDER_KK)) return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored (N,K)";
+  return NULL;
+}
+
+const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = refuse_halves(args);
+  return why ? why : kr_gemm_base_refuse(ctx, args);
+}
+
+static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_ampere(ctx, &p);
+  return partial_bytes(&p);
+}
+
+int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel wide[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"), narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
+                         gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_plan p = describe(a);
+  const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
+  p.partial = a->call.scratch;
+  const kr_kernel *kernel = p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order];
+  const kr_grid grid = {.x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, &p, &p);
+}
+
+/* ---- few rows ----------------------------------------------------------------------------------------------------------------- */
+
+const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
+  if (why) return why;
+  const kr_gemm_plan p = describe(a);
+  if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0) return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
+  return p.P < 65536 ? NULL : "more than 65535 products";
+}
+
+int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2][2][2] = {{{{"gemm_few_f16", "kr_gemm_few_8"}, {"gemm_few_bf16", "kr_gemm_few_8"}}, {{"gemm_few_f16", "kr_gemm_few_16"}, {"gemm_few_bf16", "kr_gemm_few_16"}}},
+    {{{"gemm_few_f16", "kr_gemm_few_8_gated"}, {"gemm_few_bf16", "kr_gemm_few_8_gated"}}, {{"gemm_few_f16", "kr_gemm_few_16_gated"}, {"gemm_few_bf16", "kr_gemm_few_16_gated"}}}};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  const kr_gemm_plan p = describe(a);
+  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS), .y = (uint32_t)p.P, .block = KR_FEW_THREADS, .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+}
+
+/* ---- hopper ------------------------------------------------------------------------------------------------------------------- */
+
+/* Whether bulk copies take the matrix: 16 bytes aligned, rows (of the contiguous dimension, `along` long) that do not overlap. */
+static int boxes_take(const kr_gemm_matrix *m, int64_t along, int64_t P) {
+  const int64_t across = m->column == 1 ? m->row : m->column;
+  return m->packs && across >= along && across < (int64_t)1 << 30 && (P == 1 || (m->batch > 0 && m->batch < (int64_t)1 << 38));
+}
+
+static int pairs_take(const kr_gemm_matrix *m) {
+  const uintptr_t bytes = m->dtype == KRAIT_F32 ? 8 : 4;
+  return m->column == 1 && m->row % 2 == 0 && m->batch % 2 == 0 && (uintptr_t)m->data % bytes == 0;
+}
+
+const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const char *why = refuse_halves(a);
+  if (!why) why = kr_gemm_base_refuse(ctx, args);
+  if (why) return why;
+  const kr_gemm_plan p = describe(a);
+  const int order = order_of(&p);
+  if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
+  if (!boxes_take(&p.A, order == ORDER_MN ? p.M : p.K, p.P) || !boxes_take(&p.B, order == ORDER_KK ? p.K : p.N, p.P) || (p.B2.data && !boxes_take(&p.B2, p.K, p.P)))
+    return "the rows of A and Bmat must be aligned to 16 bytes";
+  if (p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) || (p.out.dtype == KRAIT_F32 && !pairs_take(&p.out))) return "N must be even, and rows of residual and out aligned to pairs";
+  if (p.out.dtype != KRAIT_F32 && (p.out.column != 1 || !boxes_take(&p.out, p.N, p.P))) return "the rows of out must be aligned to 16 bytes";
+  return NULL;
+}
+
+static int plan_hopper(const krait_ctx *ctx, kr_gemm_plan *p) {
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 192, 128, 0}, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_hopper(ctx, &p);
+  return partial_bytes(&p);
+}
+
+/* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzling. */
+static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_matrix *m, int64_t along, int64_t across, int64_t P, int rows) {
+  const kr_driver *driver = kr_cuda_driver(ctx->cuda);
+  const uint64_t sizes[3] = {(uint64_t)along, (uint64_t)across, (uint64_t)P}, line = (uint64_t)(m->column == 1 ? m->row : m->column) * 2;
+  const uint64_t strides[2] = {line, P > 1 ? (uint64_t)m->batch * 2 : line * (uint64_t)across};
+  const uint32_t box[3] = {64, (uint32_t)rows, 1}, steps[3] = {1, 1, 1};
+  const int type = m->dtype == KRAIT_BF16 ? KR_CU_MAP_BF16 : KR_CU_MAP_F16;
+  KR_CU_TRY(driver, TensorMapEncodeTiled(map, type, 3, m->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128, KR_CU_MAP_PROMOTE_256, 0), "describing a tensor");
+  return KRAIT_OK;
+}
+
+static int32_t make_maps(const krait_ctx *ctx, kr_gemm_hopper_plan *h, int order, int bn) {
+  const kr_gemm_plan *p = &h->plan;
+  const int b_rows = p->B2.data ? bn / 2 : bn;
+  if (order == ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64));
+  else KR_TRY(make_map(ctx, &h->A, &p->A, p->K, p->M, p->P, KR_HOPPER_BM));
+  if (order == ORDER_KK) KR_TRY(make_map(ctx, &h->B, &p->B, p->K, p->N, p->P, b_rows));
+  else KR_TRY(make_map(ctx, &h->B, &p->B, p->N, p->K, p->P, 64));
+  if (p->B2.data) KR_TRY(make_map(ctx, &h->B2, &p->B2, p->K, p->N, p->P, b_rows));
+  return p->out.dtype == KRAIT_F32 ? KRAIT_OK : make_map(ctx, &h->out, &p->out, p->N, p->M, p->P, 64);
+}
+
+int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"), BY_HALF("hopper", "_192", "kr_gemm_hopper"),
+                                                     BY_HALF("hopper", "_256", "kr_gemm_hopper")};
+  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"}, {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_hopper_plan h = {.plan = describe(a)};
+  const int bn = plan_hopper(ctx, &h.plan), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.plan), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
+  h.plan.partial = a->call.scratch;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  const int32_t status = make_maps(ctx, &h, order, bn);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors), .block = KR_HOPPER_THREADS, .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn), .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order], &grid, &h, &h.plan);
+}

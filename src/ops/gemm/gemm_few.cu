@@ -1,0 +1,102 @@
+/* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the weights once. A block makes 16
+ * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into registers as the left
+ * factor of tensor cores, tokens being the right one: the order of k within a step does not matter as long as both have the same. */
+#include "gemm_finish.cuh"
+#include "mma.cuh"
+
+#ifdef KR_HALF
+typedef kr_f16 element;
+#else
+typedef kr_bf16 element;
+#endif
+enum { WARPS = KR_FEW_THREADS / 32, STEP = 64, COLUMNS = KR_FEW_COLUMNS, AHEAD = 2 };
+
+KR_DEV kr_raw16 read_16(const uint16_t *from, int exists) {
+  if (exists) return *(const kr_raw16 *)from;
+  return (kr_raw16){{0, 0, 0, 0}};
+}
+
+/* Of one step: this lane's part of two runs of 32 k in its row of a factor. */
+KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) v[h] = read_16(row + k + 32 * h, k + 32 * h < K);
+}
+
+KR_DEV void read_weights(kr_raw16 (&low)[2], kr_raw16 (&high)[2], const uint16_t *low_row, const uint16_t *high_row, int k, int K) {
+  read_step(low, low_row, k, K), read_step(high, high_row, k, K);
+}
+
+template <int TOKENS>
+KR_DEV void read_tokens(kr_raw16 (&x)[TOKENS][2], const kr_gemm_plan &p, const uint16_t *A, int k, int K) {
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++) {
+    const int m = 8 * t + (kr_thread() & 31) / 4;
+    read_step(x[t], A + (m < p.M ? m : 0) * p.A.row, k, m < p.M ? K : 0);
+  }
+}
+
+template <int TOKENS>
+KR_DEV void multiply(float (&d)[TOKENS][4], const kr_raw16 (&low)[2], const kr_raw16 (&high)[2], const kr_raw16 (&x)[TOKENS][2]) {
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {
+      const uint32_t a[4] = {low[h].w[pair], high[h].w[pair], low[h].w[pair + 1], high[h].w[pair + 1]};
+#pragma unroll
+      for (int t = 0; t < TOKENS; t++) kr_mma_as(element(), d[t], a, x[t][h].w[pair], x[t][h].w[pair + 1]);
+    }
+}
+
+/* TOKENS: eights of them. */
+template <int TOKENS, int GATED>
+KR_DEV void run(const kr_gemm_plan &p) {
+  KR_SHARED float sums[1 + GATED][WARPS][8 * TOKENS][COLUMNS + 1];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, g = lane / 4, q = lane % 4, n = kr_block_x() * COLUMNS, batch = kr_block_y(), K = p.K;
+  const int low_row = n + g < p.N ? n + g : p.N - 1, high_row = n + g + 8 < p.N ? n + g + 8 : p.N - 1;
+  const uint16_t *B = (const uint16_t *)p.B.data + batch * p.B.batch + 8 * q, *B2 = (const uint16_t *)p.B2.data + batch * p.B2.batch + 8 * q, *A = (const uint16_t *)p.A.data + batch * p.A.batch + 8 * q;
+  const uint16_t *low = B + low_row * p.B.column, *high = B + high_row * p.B.column, *low2 = B2 + low_row * p.B2.column, *high2 = B2 + high_row * p.B2.column;
+  float d[TOKENS][4], d2[TOKENS][4];
+#pragma unroll
+  for (int i = 0; i < 4 * TOKENS; i++) d[i / 4][i % 4] = d2[i / 4][i % 4] = 0.0f;
+  for (int k = warp * STEP; k < K; k += AHEAD * WARPS * STEP) {
+    kr_raw16 l[AHEAD][2], h[AHEAD][2], x[AHEAD][TOKENS][2];
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) read_weights(l[s], h[s], low, high, k + s * WARPS * STEP, K - 8 * q);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) read_tokens<TOKENS>(x[s], p, A, k + s * WARPS * STEP, K - 8 * q);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) multiply<TOKENS>(d, l[s], h[s], x[s]);
+    if (!GATED) continue;
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) read_weights(l[s], h[s], low2, high2, k + s * WARPS * STEP, K - 8 * q);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) multiply<TOKENS>(d2, l[s], h[s], x[s]);
+  }
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sums[0][warp][8 * t + 2 * q + i % 2][g + i / 2 * 8] = d[t][i];
+      if (GATED) sums[GATED][warp][8 * t + 2 * q + i % 2][g + i / 2 * 8] = d2[t][i];
+    }
+  kr_sync();
+  const int m = kr_thread() / 2, column = kr_thread() % 2 * 8;
+  if (m >= 8 * TOKENS) return;
+  float v[8], second[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    v[i] = second[i] = 0.0f;
+    for (int w = 0; w < WARPS; w++) {
+      v[i] += sums[0][w][m][column + i];
+      if (GATED) second[i] += sums[GATED][w][m][column + i];
+    }
+  }
+  kr_column_terms<8> terms;
+  kr_read_terms<8>(p, n + column, terms);
+  kr_finish_run<8, GATED>(p, terms, batch, m, n + column, v, second);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 1) kr_gemm_few_16_gated(kr_gemm_plan plan) { run<2, 1>(plan); }

@@ -1,0 +1,289 @@
+/* gemm_hopper.cu: products of 16-bit factors by warpgroups (sm_90a). A block is resident and takes tiles of 128 x BN in turn: one warp
+ * of the first warpgroup copies boxes of A and B into a ring of stages, the other two warpgroups multiply 64 rows each and finish
+ * them; the result's boxes are stored while the next tile is under way. Compiled once per type (KR_HALF: float16) and order of the
+ * factors in memory: KR_A_MN, the rows m of A lie side by side instead of its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
+#include "gemm_finish.cuh"
+#include "wgmma.cuh"
+
+#ifdef KR_HALF
+typedef kr_f16 element;
+enum { DTYPE = KRAIT_F16 };
+#else
+typedef kr_bf16 element;
+enum { DTYPE = KRAIT_BF16 };
+#endif
+enum { BM = KR_HOPPER_BM, BK = KR_HOPPER_BK, BLOCK_BYTES = 64 * 128 };
+
+typedef struct unit {
+  int m, n, batch, k, n_steps, slab; /* first row and column; first k and how many stages; slab: of the partial sums */
+} unit;
+
+template <int WIDTH>
+KR_DEV unit unit_at(const kr_gemm_plan &p, int index) {
+  const kr_gemm_unit at = kr_gemm_unit_at(p, index);
+  const int k = at.split * p.k_split, left = p.K - k;
+  return (unit){at.m * BM, at.n * WIDTH, at.batch, k, ((left < p.k_split ? left : p.k_split) + BK - 1) / BK, at.slab};
+}
+
+/* Where a stage is and which round of the ring. */
+typedef struct place {
+  int stage;
+  uint32_t round;
+} place;
+template <int STAGES>
+KR_DEV void advance(place &at) {
+  if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
+}
+
+typedef struct layout {
+  uint32_t stages, staged, bias, full, empty; /* shared memory */
+} layout;
+
+template <int BN>
+KR_DEV layout lay_out(uint32_t base) {
+  const int STAGES = KR_HOPPER_STAGES(BN);
+  layout at;
+  at.stages = (base + 1023) & ~1023u;
+  at.staged = at.stages + STAGES * (BM + BN) * 128;
+  at.bias = at.staged + BM * BN * 2;
+  at.full = at.bias + 2 * 256 * 4;
+  at.empty = at.full + STAGES * 8;
+  return at;
+}
+
+/* ---- the copying thread ---------------------------------------------------------------------------------------------------- */
+
+/* `rows` rows or columns from `first`, 64 of k. */
+template <int MN_MAJOR>
+KR_DEV void load_factor(uint32_t to, uint64_t map, uint32_t barrier, int first, int rows, int k, int batch) {
+  if (!MN_MAJOR) {
+    kr_load_box(to, map, barrier, k, first, batch);
+    return;
+  }
+  for (int i = 0; i < rows; i += 64) kr_load_box(to + i / 64 * BLOCK_BYTES, map, barrier, first + i, k, batch);
+}
+
+template <int BN, int GATED>
+KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, int n_units) {
+  const int STAGES = KR_HOPPER_STAGES(BN);
+  const uint64_t map_a = maps, map_b = maps + sizeof(kr_gemm_map), map_b2 = maps + 2 * sizeof(kr_gemm_map);
+  place to = {0, 1};
+  for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
+    const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
+    for (int s = 0; s < u.n_steps; s++, advance<STAGES>(to)) {
+      const uint32_t stage = at.stages + to.stage * (BM + BN) * 128, full = at.full + to.stage * 8;
+      const int k = u.k + s * BK;
+      kr_barrier_await(at.empty + to.stage * 8, to.round);
+      kr_barrier_expect(full, (BM + BN) * 128);
+      load_factor<KR_A_MN>(stage, map_a, full, u.m, BM, k, u.batch);
+      load_factor<KR_B_MN>(stage + BM * 128, map_b, full, u.n, GATED ? BN / 2 : BN, k, u.batch);
+      if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
+    }
+  }
+}
+
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------------------- */
+
+typedef struct lanes {
+  int group, thread, row, column, first_row; /* warpgroup 0 or 1; of its 128; rows `row` and + 8 of its 64; columns 8 j + column */
+} lanes;
+
+KR_DEV void sync_group(int group) {
+  if (group) kr_sync_some<2, 128>();
+  else kr_sync_some<1, 128>();
+}
+
+/* Biases of the tile's columns, zeros where there are none. */
+template <int BN, int GATED>
+KR_DEV void fetch_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, float *bias) {
+  const int width = GATED ? BN / 2 : BN;
+  for (int c = me.thread; c < BN; c += 128) {
+    const kr_gemm_matrix &from = GATED && c >= width ? p.bias2 : p.bias;
+    const int n = u.n + (c >= width ? c - width : c);
+    bias[c] = from.data && n < p.N ? kr_load(from.data, n * from.row, from.dtype) : 0.0f;
+  }
+}
+
+template <int BN>
+KR_DEV void store_partial(const kr_gemm_plan &p, const unit &u, const lanes &me, const float (&d)[BN / 2]) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int m = u.m + me.first_row + 8 * h;
+    float *to = p.partial + ((int64_t)u.slab * p.M + m) * p.partial_row + u.n + me.column;
+    if (m >= p.M) continue;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++)
+      if (u.n + 8 * j + me.column < p.partial_row) *(kr_float2 *)(to + 8 * j) = (kr_float2){{d[4 * j + 2 * h], d[4 * j + 2 * h + 1]}};
+  }
+}
+
+/* Loads that stand after it are made after those before it: registers hold a few at a time. */
+KR_DEV void hold_loads(int j) {
+  if (j % 8 == 7) asm volatile("" : : : "memory");
+}
+
+/* N is even, so that pairs of columns are there or not. */
+template <int COLUMNS>
+KR_DEV void add_residual(const kr_gemm_plan &p, const unit &u, const lanes &me, float *v) {
+  const kr_gemm_matrix &r = p.residual;
+  const int left = p.N - u.n - me.column;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int m = u.m + me.first_row + 8 * h;
+    const int64_t from = u.batch * r.batch + m * r.row + u.n + me.column;
+    if (m >= p.M) continue;
+    if (r.dtype == KRAIT_F32) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; j++) {
+        if (8 * j < left) {
+          const kr_float2 pair = *(const kr_float2 *)((const float *)r.data + from + 8 * j);
+          v[4 * j + 2 * h] += pair.v[0], v[4 * j + 2 * h + 1] += pair.v[1];
+        }
+        hold_loads(j);
+      }
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j++) {
+      if (8 * j < left) {
+        const uint32_t pair = *(const uint32_t *)((const uint16_t *)r.data + from + 8 * j);
+        v[4 * j + 2 * h] += kr_unpack(pair, 0, DTYPE), v[4 * j + 2 * h + 1] += kr_unpack(pair, 1, DTYPE);
+      }
+      hold_loads(j);
+    }
+  }
+}
+
+template <int COLUMNS>
+KR_DEV void store_floats(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *v) {
+  const int left = p.N - u.n - me.column;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int m = u.m + me.first_row + 8 * h;
+    float *to = (float *)p.out.data + u.batch * p.out.batch + m * p.out.row + u.n + me.column;
+    if (m >= p.M) continue;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j++)
+      if (8 * j < left) *(kr_float2 *)(to + 8 * j) = (kr_float2){{v[4 * j + 2 * h], v[4 * j + 2 * h + 1]}};
+  }
+}
+
+/* Through shared memory, blocks of 64 columns by 64 rows. */
+template <int COLUMNS>
+KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_t map, const float *v) {
+  const int lane = kr_thread() & 31, row = 16 * (me.thread / 32) + lane % 16, chunk = lane / 16;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j += 2) {
+    const uint32_t to = staged + j / 8 * BLOCK_BYTES + row * 128 + (((j & 7) + chunk) ^ (row & 7)) * 16;
+    kr_store_matrices(to, kr_pack(v[4 * j], v[4 * j + 1], DTYPE), kr_pack(v[4 * j + 2], v[4 * j + 3], DTYPE), kr_pack(v[4 * j + 4], v[4 * j + 5], DTYPE),
+                      kr_pack(v[4 * j + 6], v[4 * j + 7], DTYPE));
+  }
+  kr_show_to_copies();
+  sync_group(me.group);
+  if (me.thread) return;
+  for (int i = 0; i < COLUMNS / 64; i++) kr_store_box(map, staged + i * BLOCK_BYTES, u.n + 64 * i, u.m + 64 * me.group, u.batch);
+  kr_commit_stores();
+}
+
+/* Whether there is more to a sum than the sum. */
+KR_DEV int has_terms(const kr_gemm_plan &p) { return p.scale != 1.0f || p.bias.data || p.bias2.data || p.row_scale.data; }
+
+template <int BN>
+KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, float (&d)[BN / 2]) {
+  const int m = u.m + me.first_row;
+  float s[2] = {p.scale, p.scale};
+  if (p.row_scale.data) {
+    const int64_t from = u.batch * p.row_scale.batch;
+    if (m < p.M) s[0] *= kr_load(p.row_scale.data, from + m * p.row_scale.row, p.row_scale.dtype);
+    if (m + 8 < p.M) s[1] *= kr_load(p.row_scale.data, from + (m + 8) * p.row_scale.row, p.row_scale.dtype);
+  }
+#pragma unroll
+  for (int j = 0; j < BN / 8; j++) {
+    const kr_float2 b = *(const kr_float2 *)(bias + 8 * j + me.column);
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[4 * j + i] = kr_fma(d[4 * j + i], s[i / 2], b.v[i % 2]);
+  }
+}
+
+/* The exact GELU in steps of 16 columns, with a branch between them: taken together they need more registers than there are. */
+template <int COLUMNS>
+KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
+  if (p.activation != KRAIT_ACT_GELU) {
+    kr_activate<COLUMNS / 2>(d, p.activation == KRAIT_ACT_GELU ? KRAIT_ACT_NONE : p.activation);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j += 2)
+    if (u.n + 8 * j < p.N) kr_activate<8>(d + 4 * j, KRAIT_ACT_GELU);
+}
+
+template <int BN, int GATED>
+KR_DEV void finish(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, uint32_t staged, uint64_t map_out, float (&d)[BN / 2]) {
+  const int COLUMNS = GATED ? BN / 2 : BN;
+  if (has_terms(p)) scale_and_bias<BN>(p, u, me, bias, d);
+  activate<COLUMNS>(p, u, d);
+  if (GATED) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++) d[i] *= d[(COLUMNS / 2 + i) % (BN / 2)];
+  }
+  if (p.residual.data) add_residual<COLUMNS>(p, u, me, d);
+  if (p.out.dtype == KRAIT_F32) store_floats<COLUMNS>(p, u, me, d);
+  else store_boxes<COLUMNS>(u, me, staged, map_out, d);
+}
+
+template <int BN, int GATED>
+KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
+  const int STAGES = KR_HOPPER_STAGES(BN);
+  const int thread = kr_thread() - 128, group = thread >= 128, lane = thread & 31;
+  const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2, 64 * group + 16 * (thread / 32 & 3) + lane / 4};
+  float d[BN / 2], *bias = shared_bias + 256 * group;
+  const uint32_t staged = at.staged + group * 64 * BN * 2;
+  place from = {0, 0};
+  const int terms = p.n_splits == 1 && has_terms(p);
+  for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
+    const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
+    if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
+    for (int s = 0; s < u.n_steps; s++, advance<STAGES>(from)) {
+      const uint32_t stage = at.stages + from.stage * (BM + BN) * 128, a = stage + group * BLOCK_BYTES, b = stage + BM * 128;
+      kr_barrier_await(at.full + from.stage * 8, from.round);
+      kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a), KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), s > 0);
+      if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
+    }
+    if (p.n_splits > 1) {
+      store_partial<BN>(p, u, me, d);
+      continue;
+    }
+    if (me.thread == 0) kr_stores_read<0>();
+    sync_group(group); /* the biases are there; the tile before has left its place */
+    finish<BN, GATED>(p, u, me, bias, staged, maps + 3 * sizeof(kr_gemm_map), d);
+    if (terms) sync_group(group); /* the biases have been read */
+  }
+  if (me.thread == 0) kr_stores_read<0>();
+}
+
+template <int BN, int GATED>
+KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
+  KR_DYNAMIC_SHARED(shared);
+  const uint32_t base = kr_shared_at(shared);
+  const layout at = lay_out<BN>(base);
+  const int n_units = p.n_m * p.n_n * p.P * p.n_splits;
+  if (kr_thread() == 0) {
+    for (int s = 0; s < KR_HOPPER_STAGES(BN); s++) kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);
+    kr_barriers_opened();
+    for (int i = 0; i < 2; i++) kr_fetch_map(maps + i * sizeof(kr_gemm_map));
+  }
+  kr_sync();
+  if (kr_thread() < 128) {
+    kr_give_registers<40>();
+    if (kr_thread() == 0) copy_tiles<BN, GATED>(p, at, maps, n_units);
+  } else {
+    kr_take_registers<232>();
+    multiply_tiles<BN, GATED>(p, at, (float *)(shared + (at.bias - base)), maps, n_units);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_gemm_hopper, maps);
+  run<KR_BN, KR_GATED>(plan.plan, maps);
+}

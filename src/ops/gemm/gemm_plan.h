@@ -1,0 +1,50 @@
+/* gemm_plan.h: what the device code of products is told; host and device read the same structs. */
+#ifndef KR_GEMM_PLAN_H
+#define KR_GEMM_PLAN_H
+
+#include <stdint.h>
+
+#include "rows.h"
+
+/* A matrix of P: strides in elements. */
+typedef struct kr_gemm_matrix {
+  void *data;                 /* NULL: absent */
+  int64_t row, column, batch; /* of A: m and k; of B: k and n; of out: m and n; a vector's stride is `row` */
+  int32_t dtype, packs;       /* packs: 16-byte accesses along the contiguous dimension are aligned */
+} kr_gemm_matrix;
+
+typedef struct kr_gemm_plan {
+  kr_gemm_matrix A, B, B2, out, residual, bias, bias2, row_scale;
+  float *partial; /* [split][batch][M][partial_row]: sums of a part of K, where K is split */
+  int64_t partial_row;
+  int32_t M, N, K, P;
+  int32_t n_m, n_n, group; /* tiles of the result; `group` rows of tiles go together, for the L2 cache */
+  kr_divisor by_tiles, by_P, by_group, by_rows, by_last_rows; /* tiles of a product; products; tiles of a group; rows of a group and of the last */
+  int32_t n_splits, k_split; /* k_split: of K, a multiple of the tile's */
+  int32_t activation;
+  float scale;
+} kr_gemm_plan;
+
+/* A driver's tensor map. */
+typedef struct __attribute__((aligned(64))) kr_gemm_map {
+  uint64_t words[16];
+} kr_gemm_map;
+
+typedef struct kr_gemm_hopper_plan {
+  kr_gemm_map A, B, B2, out; /* of what lies outside: out of 16 bits */
+  kr_gemm_plan plan;
+} kr_gemm_hopper_plan;
+
+/* Tiles of 128 x BN; a stage is 64 of K. */
+enum { KR_HOPPER_BM = 128, KR_HOPPER_BK = 64, KR_HOPPER_THREADS = 384, KR_HOPPER_SLACK_BYTES = 1024 + 2048 + 256 };
+#define KR_HOPPER_STAGES(BN) ((BN) == 256 ? 3 : (BN) == 192 ? 4 : 5)
+#define KR_HOPPER_SHARED_BYTES(BN) (KR_HOPPER_STAGES(BN) * (KR_HOPPER_BM + (BN)) * 128 + KR_HOPPER_BM * (BN) * 2 + KR_HOPPER_SLACK_BYTES)
+
+/* Tiles of 128 x BN by BN threads; a stage is 32 of K. */
+enum { KR_AMPERE_BM = 128, KR_AMPERE_BK = 32, KR_AMPERE_STAGES = 4 };
+#define KR_AMPERE_SHARED_BYTES(BN) ((uint32_t)(KR_AMPERE_STAGES * (KR_AMPERE_BM + (BN)) * KR_AMPERE_BK * 2))
+
+enum { KR_FEW_ROWS = 16, KR_FEW_COLUMNS = 16, KR_FEW_THREADS = 256 };
+enum { KR_BASE_BM = 128, KR_BASE_BN = 128, KR_BASE_BK = 16, KR_BASE_THREADS = 256, KR_SUM_THREADS = 128 };
+
+#endif

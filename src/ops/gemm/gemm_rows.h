@@ -1,0 +1,23 @@
+/* gemm_rows.h: the rows of products on a GPU (gemm_cuda.c), and what all rows read off a call. */
+#ifndef KR_GEMM_ROWS_H
+#define KR_GEMM_ROWS_H
+
+#include <krait/ops.h>
+
+#include "op.h"
+
+static inline int64_t kr_gemm_products(const krait_gemm_args *a) { return a->P > 1 ? a->P : 1; }
+
+typedef const char *kr_refuse_fn(const krait_ctx *ctx, const void *args);
+typedef int32_t kr_row_fn(const krait_ctx *ctx, const void *args);
+typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
+
+/* few: up to 16 rows of A against weights as layers store them. hopper, ampere: tiles by tensor cores, factors of 16 bits. base: everything. */
+kr_refuse_fn kr_gemm_few_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, kr_gemm_base_refuse;
+kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_base;
+kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_base_scratch;
+
+/* The memory of the vector rows (gemm_simd.c). */
+kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;
+
+#endif

@@ -1,0 +1,26 @@
+/* norm_check.c: sizes of random calls of the norms and their gradients. */
+#include "check.h"
+#include "op_list.h"
+
+/* Mostly short rows; now and then one around the most that a GPU row keeps in registers, and beyond. */
+int32_t kr_add_norm_case(kr_case *c, int64_t index) {
+  static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
+  const int is_long = index % 16 == 15;
+  c->contiguous = index % 2;
+  int64_t M = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, 300) + 1;
+  if (c->contiguous && kr_case_chance(c, 0.7)) M = (M + 7) / 8 * 8; /* what the fast rows like */
+  *kr_case_size(c, "R") = kr_case_edge(c, is_long ? 5 : 130);
+  *kr_case_size(c, "M") = M;
+  return KRAIT_OK;
+}
+
+int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
+  const int is_long = index % 32 == 31;
+  c->contiguous = index % 2;
+  int64_t group_size = is_long ? 2056 : kr_case_edge(c, 130) + 1;
+  if (c->contiguous && kr_case_chance(c, 0.7)) group_size = (group_size + 7) / 8 * 8;
+  *kr_case_size(c, "R") = is_long ? 3 : kr_case_edge(c, 130);
+  *kr_case_size(c, "group_size") = group_size;
+  *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
+  return KRAIT_OK;
+}

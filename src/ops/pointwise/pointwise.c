@@ -1,0 +1,84 @@
+/* pointwise.c: costs and rows of what happens element by element between other operators, and of the sum over rows. The equations are
+ * in pointwise_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage one rounding. */
+#include "op_list.h"
+#include "pointwise/pointwise_walk.h"
+#include "view.h"
+
+static void count_pointwise(const void *args, kr_cost *cost) {
+  const krait_pointwise_args *a = args;
+  const double n = (double)a->I * (double)a->J * (double)a->K * (double)a->N, silu = a->activation == KRAIT_ACT_SILU;
+  cost->flops = n * (2 + (kr_has(&a->y) ? 2 : 0) + 4 * silu);
+  cost->bytes = n * (double)krait_dtype_bytes(a->out.dtype);
+  if (kr_has(&a->x)) cost->bytes += n * (double)krait_dtype_bytes(a->x.dtype);
+  if (kr_has(&a->y)) cost->bytes += n * (double)krait_dtype_bytes(a->y.dtype);
+  cost->exps = n * silu;
+}
+
+static void count_sum_rows(const void *args, kr_cost *cost) {
+  const krait_sum_rows_args *a = args;
+  cost->flops = (double)a->R * (double)a->M;
+  cost->bytes = cost->flops * (double)krait_dtype_bytes(a->x.dtype) + (double)a->M * (double)krait_dtype_bytes(a->out.dtype);
+}
+
+static const char *refuse_pointwise(const krait_ctx *ctx, const void *args) {
+  const krait_pointwise_args *a = args;
+  (void)ctx;
+  return a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
+}
+static const char *refuse_sum_rows(const krait_ctx *ctx, const void *args) {
+  const krait_sum_rows_args *a = args;
+  (void)ctx;
+  return a->x.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
+}
+
+static const kr_row pointwise_rows[] = {
+    KR_CUDA_ROWS(pointwise)
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pointwise, kr_pointwise_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_pointwise_ref, NULL},
+};
+static const kr_row sum_rows_rows[] = {
+    KR_CUDA_ROWS(sum_rows)
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_sum_rows, kr_sum_rows_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_sum_rows_ref, NULL},
+};
+
+KR_OP_DEFINE(pointwise, pointwise_rows, NULL, count_pointwise, kr_pointwise_case, 600)
+KR_OP_DEFINE(sum_rows, sum_rows_rows, NULL, count_sum_rows, kr_sum_rows_case, 300)
+
+/* ---- the walk ---- */
+
+/* Whether a dimension of these strides goes on where dimension d of the walk ends, in every view. */
+static int continues(const kr_walk *w, int d, const int64_t *stride) {
+  for (int v = 0; v < KR_WALK_VIEWS; v++)
+    if (stride[v] != w->stride[v][d] * w->n[d]) return 0;
+  return 1;
+}
+
+kr_walk kr_walk_of(const krait_pointwise_args *a) {
+  const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
+  const int64_t n[4] = {a->I, a->J, a->K, a->N};
+  kr_walk w = {.n = {1, 1, 1, 1}};
+  int order[4], n_dims = 0, to = 4;
+  for (int d = 0; d < 4; d++) { /* longest stride of out first */
+    if (n[d] == 1) continue;
+    int k = n_dims++;
+    for (; k > 0 && a->out.stride[order[k - 1]] < a->out.stride[d]; k--) order[k] = order[k - 1];
+    order[k] = d;
+  }
+  for (int i = n_dims - 1; i >= 0; i--) {
+    int64_t stride[KR_WALK_VIEWS];
+    for (int v = 0; v < KR_WALK_VIEWS; v++) stride[v] = kr_has(views[v]) ? views[v]->stride[order[i]] : 0;
+    if (to < 4 && continues(&w, to, stride)) {
+      w.n[to] *= n[order[i]];
+      continue;
+    }
+    to--;
+    w.n[to] = n[order[i]];
+    for (int v = 0; v < KR_WALK_VIEWS; v++) w.stride[v][to] = stride[v];
+  }
+  return w;
+}

@@ -1,0 +1,99 @@
+/* pointwise.cu: element by element, and sums over rows (pointwise_ref.c has the equations). Bound by memory.
+ *   kr_pointwise_packs  a thread takes eight neighbours along out's innermost dimension
+ *   kr_pointwise_any    a thread takes one element: any strides
+ *   kr_sum_parts        a thread sums one column of KR_SUM_ROWS rows
+ *   kr_sum_all          KR_SUM_LANES threads sum the parts of one column, always in the same order */
+#include "pack.cuh"
+#include "pointwise_plan.h"
+
+KR_DEV float f(const kr_pointwise_plan &p, float x) {
+  if (p.activation == KRAIT_ACT_NONE) return p.slope ? 1.0f : x;
+  const float s = kr_sigmoid(x);
+  return p.slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
+}
+
+KR_DEV float result(const kr_pointwise_plan &p, float x, float y) {
+  const float v = (p.x.data ? f(p, x) : 1.0f) * p.x_scale;
+  if (!p.y.data) return v;
+  return p.product ? v * y : kr_fma(y, p.y_scale, v);
+}
+
+typedef struct place {
+  uint32_t i, j, k, n;
+} place;
+
+KR_DEV place place_of(const kr_pointwise_plan &p, uint32_t thread) {
+  const uint32_t row = kr_divide(thread, p.n[3]), plane = kr_divide(row, p.n[2]), i = kr_divide(plane, p.n[1]);
+  return place{i, plane - i * p.n[1].by, row - plane * p.n[2].by, thread - row * p.n[3].by};
+}
+
+KR_DEV int64_t at(const kr_pointwise_view &v, const place &o, int64_t n) { return o.i * v.stride[0] + o.j * v.stride[1] + o.k * v.stride[2] + n * v.stride[3]; }
+
+KR_DEV void load_eight(const kr_pointwise_view &v, const place &o, float (&x)[8]) {
+  if (!v.data) return;
+  const int64_t offset = at(v, o, (int64_t)o.n * 8);
+  if (v.stride[3] == 0) {
+    const float one = kr_load(v.data, offset, v.dtype);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] = one;
+    return;
+  }
+  const int bytes = v.dtype == KRAIT_F32 ? 4 : 2;
+  const kr_raw16 *from = (const kr_raw16 *)((const char *)v.data + offset * bytes);
+  const kr_raw16 low = from[0], high = v.dtype == KRAIT_F32 ? from[1] : low;
+#pragma unroll
+  for (int k = 0; k < 8; k++) x[k] = v.dtype == KRAIT_F32 ? kr_bits_to_float(k < 4 ? low.w[k & 3] : high.w[k & 3]) : kr_unpack(low.w[k >> 1], k & 1, v.dtype);
+}
+
+KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float (&x)[8]) {
+  const int64_t offset = at(v, o, (int64_t)o.n * 8);
+  kr_raw16 low, high;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    low.w[k] = v.dtype == KRAIT_F32 ? kr_float_to_bits(x[k]) : kr_pack(x[2 * k], x[2 * k + 1], v.dtype);
+    high.w[k] = kr_float_to_bits(x[4 + k]);
+  }
+  kr_raw16 *to = (kr_raw16 *)((char *)v.data + offset * (v.dtype == KRAIT_F32 ? 4 : 2));
+  to[0] = low;
+  if (v.dtype == KRAIT_F32) to[1] = high;
+}
+
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_plan p) {
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
+  if (thread >= p.n_threads) return;
+  const place o = place_of(p, thread);
+  float x[8] = {}, y[8] = {};
+  load_eight(p.x, o, x);
+  load_eight(p.y, o, y);
+#pragma unroll
+  for (int k = 0; k < 8; k++) x[k] = result(p, x[k], y[k]);
+  store_eight(p.out, o, x);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_pointwise_plan p) {
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
+  if (thread >= p.n_threads) return;
+  const place o = place_of(p, thread);
+  const float x = p.x.data ? kr_load(p.x.data, at(p.x, o, o.n), p.x.dtype) : 0.0f, y = p.y.data ? kr_load(p.y.data, at(p.y, o, o.n), p.y.dtype) : 0.0f;
+  kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
+  const uint32_t part = (uint32_t)kr_block_x() % (uint32_t)p.n_parts, group = (uint32_t)kr_block_x() / (uint32_t)p.n_parts;
+  const int64_t m = (int64_t)group * KR_SUM_THREADS + kr_thread(), first = (int64_t)part * KR_SUM_ROWS, n = min64(KR_SUM_ROWS, p.R - first);
+  if (m >= p.M) return;
+  float sum = 0.0f;
+  int64_t offset = first * p.x.stride[0] + m * p.x.stride[1];
+  for (int64_t r = 0; r < n; r++, offset += p.x.stride[0]) sum += kr_load(p.x.data, offset, p.x.dtype);
+  p.partial[(int64_t)part * p.M + m] = sum;
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_plan p) {
+  const int lane = kr_thread() % KR_SUM_LANES;
+  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / KR_SUM_LANES) + kr_thread() / KR_SUM_LANES;
+  float sum = 0.0f;
+  for (int64_t part = lane; m < p.M && part < p.n_parts; part += KR_SUM_LANES) sum += p.partial[part * p.M + m];
+#pragma unroll
+  for (int d = 1; d < KR_SUM_LANES; d <<= 1) sum += kr_shuffle_xor(sum, d);
+  if (m < p.M && lane == 0) kr_store(p.out.data, m * p.out.stride[0], p.out.dtype, sum);
+}

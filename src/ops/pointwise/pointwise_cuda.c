@@ -1,0 +1,76 @@
+/* pointwise_cuda.c: plans and launches of pointwise calls and sums over rows. */
+#include "cuda_row.h"
+#include "op_list.h"
+#include "pointwise/pointwise_plan.h"
+#include "pointwise/pointwise_walk.h"
+#include "view.h"
+
+static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"}, sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"};
+
+static kr_pointwise_view view_of(const krait_view *v, const kr_walk *w, int which) {
+  kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
+  int64_t others = 0;
+  for (int d = 0; d < 4; d++) {
+    to.stride[d] = w->stride[which][d];
+    if (d < 3) others |= to.stride[d];
+  }
+  to.packs = to.stride[3] == 1 && others % KR_POINTWISE_PACK == 0 && (uintptr_t)v->data % 16 == 0;
+  return to;
+}
+
+static int takes_packs(const kr_pointwise_view *v) { return !v->data || v->packs || v->stride[3] == 0; }
+
+static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_pointwise_args *a = args;
+  const kr_walk w = kr_walk_of(a);
+  kr_pointwise_plan p = {.out = view_of(&a->out, &w, KR_WALK_OUT), .x = view_of(&a->x, &w, KR_WALK_X), .y = view_of(&a->y, &w, KR_WALK_Y), .activation = a->activation,
+                         .product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, .slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, .x_scale = a->x_scale, .y_scale = a->y_scale};
+  const int packed = p.out.packs && takes_packs(&p.x) && takes_packs(&p.y) && w.n[3] % KR_POINTWISE_PACK == 0;
+  const int64_t inner = packed ? w.n[3] / KR_POINTWISE_PACK : w.n[3], n = w.n[0] * w.n[1] * w.n[2] * inner;
+  if (n == 0) return KRAIT_OK;
+  for (int d = 0; d < 4; d++) p.n[d] = kr_divisor_of(d == 3 ? inner : w.n[d]);
+  p.n_threads = (uint32_t)n;
+  const kr_grid grid = {.x = (uint32_t)((n + KR_POINTWISE_THREADS - 1) / KR_POINTWISE_THREADS), .block = KR_POINTWISE_THREADS, .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, tier, packed ? &packs : &any, &grid, &p, sizeof p);
+}
+
+const char *kr_pointwise_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_pointwise_args *a = args;
+  (void)ctx;
+  if (a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
+  return (double)a->I * (double)a->J * (double)a->K * (double)a->N >= 2147483648.0 - KR_POINTWISE_THREADS ? "2^31 elements or more" : NULL;
+}
+
+uint64_t kr_pointwise_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  (void)ctx, (void)args;
+  return 0;
+}
+
+KR_CUDA_TIERS(pointwise, run_pointwise)
+
+static int64_t parts_of(const krait_sum_rows_args *a) { return (a->R + KR_SUM_ROWS - 1) / KR_SUM_ROWS; }
+
+static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_sum_rows_args *a = args;
+  const kr_sum_plan p = {a->x, a->out, a->call.scratch, a->R, a->M, parts_of(a)};
+  kr_chain chain = {.n = 0};
+  const uint32_t columns = KR_SUM_THREADS / KR_SUM_LANES;
+  kr_chain_add(&chain, &sum_parts, &(kr_grid){.x = (uint32_t)((a->M + KR_SUM_THREADS - 1) / KR_SUM_THREADS * p.n_parts), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
+  kr_chain_add(&chain, &sum_all, &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+const char *kr_sum_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_sum_rows_args *a = args;
+  (void)ctx;
+  if (a->x.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
+  return (double)a->R * (double)a->M >= 2147483648.0 ? "2^31 elements or more" : NULL;
+}
+
+uint64_t kr_sum_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_sum_rows_args *a = args;
+  (void)ctx;
+  return kr_scratch_round((uint64_t)(parts_of(a) * a->M) * sizeof(float));
+}
+
+KR_CUDA_TIERS(sum_rows, run_sum_rows)

@@ -1,0 +1,32 @@
+/* pointwise_plan.h: what the kernels of pointwise.cu take; host and device read the same structs. */
+#ifndef KR_POINTWISE_PLAN_H
+#define KR_POINTWISE_PLAN_H
+
+#include <krait/ops.h>
+
+#include "rows.h"
+
+enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, KR_SUM_ROWS = 64, KR_SUM_LANES = 8 };
+
+typedef struct kr_pointwise_view {
+  void *data; /* NULL: absent */
+  int64_t stride[4];
+  int32_t dtype, packs; /* packs: eight neighbours are aligned to 16 bytes */
+} kr_pointwise_view;
+
+typedef struct kr_pointwise_plan {
+  kr_pointwise_view out, x, y;
+  kr_divisor n[4]; /* n[0] is not divided by; n[3] counts packs where a thread takes one */
+  uint32_t n_threads;
+  int32_t activation, product, slope;
+  float x_scale, y_scale;
+} kr_pointwise_plan;
+
+/* Sums of KR_SUM_ROWS rows each, then the sum of these. */
+typedef struct kr_sum_plan {
+  krait_view x, out;
+  float *partial; /* (n_parts, M) */
+  int64_t R, M, n_parts;
+} kr_sum_plan;
+
+#endif

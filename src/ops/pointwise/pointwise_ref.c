@@ -1,0 +1,41 @@
+/* pointwise_ref.c: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT, where f is the activation or, with
+ * KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, y then 0 (1 in a product). And out[m] = sum over r of x[r,m]. */
+#include <math.h>
+
+#include "op_list.h"
+#include "view.h"
+
+static double f(const krait_pointwise_args *a, double x) {
+  const int slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0;
+  if (a->activation == KRAIT_ACT_NONE) return slope ? 1 : x;
+  const double s = 1 / (1 + exp(-x));
+  return slope ? s * (1 + x * (1 - s)) : x * s;
+}
+
+static double element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
+  const double x = kr_has(&a->x) ? f(a, kr_get(&a->x, kr_at4(&a->x, i, j, k, n))) : 1;
+  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0;
+  const double y = kr_has(&a->y) ? kr_get(&a->y, kr_at4(&a->y, i, j, k, n)) : product;
+  return product ? x * y * a->x_scale : x * a->x_scale + y * a->y_scale;
+}
+
+int32_t kr_pointwise_ref(const krait_ctx *ctx, const void *args) {
+  const krait_pointwise_args *a = args;
+  (void)ctx;
+  for (int64_t i = 0; i < a->I; i++)
+    for (int64_t j = 0; j < a->J; j++)
+      for (int64_t k = 0; k < a->K; k++)
+        for (int64_t n = 0; n < a->N; n++) kr_put(&a->out, kr_at4(&a->out, i, j, k, n), element(a, i, j, k, n));
+  return KRAIT_OK;
+}
+
+int32_t kr_sum_rows_ref(const krait_ctx *ctx, const void *args) {
+  const krait_sum_rows_args *a = args;
+  (void)ctx;
+  for (int64_t m = 0; m < a->M; m++) {
+    double sum = 0;
+    for (int64_t r = 0; r < a->R; r++) sum += kr_get(&a->x, kr_at2(&a->x, r, m));
+    kr_put(&a->out, kr_at1(&a->out, m), sum);
+  }
+  return KRAIT_OK;
+}

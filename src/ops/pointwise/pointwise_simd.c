@@ -1,0 +1,115 @@
+/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one dimension; else tiles, so that
+ * each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that float32 sums stay short. */
+#include "op_list.h"
+#include "pointwise/pointwise_walk.h"
+#include "vec_math.h"
+#include "vec_tile.h"
+#include "view.h"
+
+enum { PIECE = 512, TILE_ROWS = 32, SUM_ROWS = 64 };
+
+typedef struct job {
+  const krait_pointwise_args *a;
+  kr_walk w;
+  int64_t n_pieces; /* of the innermost dimension; or of tiles of the inner two */
+} job;
+
+/* n floats, whole vectors; x and y may be NULL. */
+static void compute(const krait_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
+  const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
+  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
+  for (int64_t i = 0; i < n; i += KR_VL) {
+    kr_v v = x ? kr_v_load(x + i) : one, derivative = one;
+    if (x && silu && slope) kr_v_silu_and_slope(v, &derivative);
+    if (x && slope) v = derivative;
+    else if (x && silu) v = kr_v_silu(v);
+    v = kr_v_mul(v, x_scale);
+    if (y) v = product ? kr_v_mul(v, kr_v_load(y + i)) : kr_v_fma(kr_v_load(y + i), y_scale, v);
+    kr_v_store(out + i, v);
+  }
+}
+
+static int64_t at_of(const kr_walk *w, int view, int64_t i, int64_t j, int64_t k, int64_t n) {
+  const int64_t *s = w->stride[view];
+  return i * s[0] + j * s[1] + k * s[2] + n * s[3];
+}
+
+static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  const job *p = user;
+  const krait_pointwise_args *a = p->a;
+  _Alignas(64) float x[PIECE], y[PIECE];
+  (void)worker;
+  for (int64_t piece = begin; piece < end; piece++) {
+    int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE, n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
+    const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
+    if (kr_has(&a->x)) kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
+    if (kr_has(&a->y)) kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, (n + KR_VL - 1) / KR_VL * KR_VL);
+    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3], n);
+  }
+}
+
+static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
+  const krait_pointwise_args *a = p->a;
+  _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
+  const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
+  kr_plane planes[KR_WALK_VIEWS];
+  const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS), lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
+  for (int v = 0; v < KR_WALK_VIEWS; v++) planes[v] = (kr_plane){views[v]->data, views[v]->dtype, at_of(&p->w, v, i, j, k, n), p->w.stride[v][2], p->w.stride[v][3]};
+  if (kr_has(&a->x)) kr_tile_load(x, KR_VL, &planes[KR_WALK_X], rows, lanes);
+  if (kr_has(&a->y)) kr_tile_load(y, KR_VL, &planes[KR_WALK_Y], rows, lanes);
+  compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, rows * KR_VL);
+  kr_tile_store(x, KR_VL, &planes[KR_WALK_OUT], rows, lanes);
+}
+
+static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
+  const job *p = user;
+  (void)worker;
+  for (int64_t piece = begin; piece < end; piece++) {
+    const int64_t outer = piece / p->n_pieces, k = piece % p->n_pieces * TILE_ROWS;
+    for (int64_t n = 0; n < p->w.n[3]; n += KR_VL) run_tile(p, outer / p->w.n[1], outer % p->w.n[1], k, n);
+  }
+}
+
+/* A view that does not lie along out's innermost dimension. */
+static int lies_across(const kr_walk *w, int view) { return w->stride[view][3] != 0 && w->stride[view][3] != 1; }
+
+int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
+  job p = {.a = args, .w = kr_walk_of(args)};
+  const int64_t outer = p.w.n[0] * p.w.n[1];
+  if (outer * p.w.n[2] * p.w.n[3] == 0) return KRAIT_OK;
+  if (p.w.n[2] > 1 && (lies_across(&p.w, KR_WALK_X) || lies_across(&p.w, KR_WALK_Y))) {
+    p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
+    kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_tiles, &p);
+    return KRAIT_OK;
+  }
+  p.n_pieces = (p.w.n[3] + PIECE - 1) / PIECE;
+  kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + 16384 / (p.w.n[3] < PIECE ? p.w.n[3] : PIECE), run_pieces, &p);
+  return KRAIT_OK;
+}
+
+static void sum_columns(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_sum_rows_args *a = user;
+  _Alignas(64) float tile[SUM_ROWS * KR_VL];
+  (void)worker;
+  for (int64_t m = begin * KR_VL; m < a->M && m < end * KR_VL; m += KR_VL) {
+    const int lanes = (int)(a->M - m < KR_VL ? a->M - m : KR_VL);
+    kr_v all = kr_v_zero();
+    for (int64_t r = 0; r < a->R; r += SUM_ROWS) {
+      const int rows = (int)(a->R - r < SUM_ROWS ? a->R - r : SUM_ROWS);
+      const kr_plane plane = {a->x.data, a->x.dtype, kr_at2(&a->x, r, m), a->x.stride[0], a->x.stride[1]};
+      kr_v some = kr_v_zero();
+      kr_tile_load(tile, KR_VL, &plane, rows, lanes);
+      for (int i = 0; i < rows; i++) some = kr_v_add(some, kr_v_load(tile + i * KR_VL));
+      all = kr_v_add(all, some);
+    }
+    kr_v_store(tile, all);
+    kr_row_store(tile, a->out.data, a->out.dtype, kr_at1(&a->out, m), a->out.stride[0], lanes);
+  }
+}
+
+int32_t KR_FN(kr_sum_rows)(const krait_ctx *ctx, const void *args) {
+  const krait_sum_rows_args *a = args;
+  kr_parallel(ctx, (a->M + KR_VL - 1) / KR_VL, 1 + 16384 / (KR_VL * (a->R + 1)), sum_columns, (void *)args);
+  return KRAIT_OK;
+}

@@ -1,0 +1,14 @@
+/* pointwise_walk.h: a pointwise call as few loops as it needs: out's innermost dimension last. */
+#ifndef KR_POINTWISE_WALK_H
+#define KR_POINTWISE_WALK_H
+
+#include <krait/ops.h>
+
+enum { KR_WALK_OUT, KR_WALK_X, KR_WALK_Y, KR_WALK_VIEWS };
+typedef struct kr_walk {
+  int64_t n[4], stride[KR_WALK_VIEWS][4]; /* strides of absent views are 0 */
+} kr_walk;
+
+kr_walk kr_walk_of(const krait_pointwise_args *args);
+
+#endif

@@ -1,0 +1,452 @@
+/* ssd_bwd_simd.c: the gradient as four walks of the forward kernel (ssd_lanes.h), a head at a time, tile by tile. With M the gradient of
+ * the state, S the state, and parts exchanged as needed:
+ *   forwards   y = C S with channels over lanes (only for dz); the head's dC = dy S with states over lanes
+ *   backwards  M B with channels over lanes: dx; the head's dB = d x M with states over lanes
+ * The gradient of d A at token t is what passes over it, q_t = e_t <M_t, S_{t-1}>: in a tile from the state before the tile or from tokens
+ * before t, to the tokens from t on or to M after the tile. Each part is a sum of terms of its own size: as a difference of sums over
+ * all tokens it would lose its digits where decays are strong.
+ * Heads of a group are shared by a number of teams that the shape alone decides; each adds up dB and dC of its heads in order, then the
+ * teams are added in order: nothing depends on the number of threads. */
+#include "contract.h"
+#include "op_list.h"
+#include "ssd_lanes.h"
+#include "ssd_rows.h"
+
+enum { MOST_TEAMS = 16, TARGET_ITEMS = 32 };
+
+/* How a call's scratch is cut: floats of each part. */
+typedef struct layout {
+  int64_t P, N;                /* P and N in whole lanes */
+  int64_t n_tiles, teams, heads; /* tiles of a sequence, teams of a group, heads of a group */
+  int64_t sums;                /* (B,G,teams,2,L,N): dB, dC of a team */
+  int64_t per_head;            /* (B,H,P + 3): dD, dA, dA_reverse, dt_bias's */
+  int64_t worker;
+} layout;
+
+static int64_t lanes(int64_t n) { return ssd_row((n + SSD_WIDTH - 1) / SSD_WIDTH * SSD_WIDTH); }
+
+static layout layout_of(const krait_ssd_bwd_args *a) {
+  const int both = (a->call.flags & KRAIT_SSD_BOTH) != 0;
+  layout l = {.P = lanes(a->P), .N = lanes(a->N), .n_tiles = (a->L + SSD_TILE - 1) / SSD_TILE, .heads = a->H / a->G};
+  const int64_t items = a->B * a->G;
+  l.teams = items ? (TARGET_ITEMS + items - 1) / items : 1;
+  if (l.teams > l.heads) l.teams = l.heads;
+  if (l.teams > MOST_TEAMS) l.teams = MOST_TEAMS;
+  l.sums = items * l.teams * 2 * a->L * l.N;
+  l.per_head = a->B * a->H * (a->P + 3);
+  const int64_t tile = SSD_TILE * (5 * l.P + 4 * l.N), states = 2 * l.P * l.N, kept = l.n_tiles * l.P * l.N, dd = a->L;
+  l.worker = ssd_row(tile + states + kept + dd + (both ? 2 * a->L * l.P + a->L : 0));
+  return l;
+}
+
+typedef struct item {
+  const krait_ssd_bwd_args *a;
+  const kr_ssd_inputs *in;
+  layout l;
+  float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x, or M B */
+  float *B, *C, *dB, *dC;            /* [token][N] of a tile */
+  float *by_channel, *by_state;      /* [n][P] as blocks of lanes; [p][N] likewise */
+  float *kept;                       /* [tile][p][N]: S before each tile */
+  float *dd;                         /* [L]: gradient of d, in the order of the walk */
+  float inputs[SSD_TILE];            /* <M_t, x_t (outer) B_t>, in the order of the walk back */
+  float *all_y, *all_dx, *all_dd;    /* [L][P], [L][P], [L]: over both directions */
+  float *sum_B, *sum_C;              /* [L][N] of the team */
+  float *head;                       /* [P + 3] */
+  float d[SSD_TILE + 16], decay[SSD_TILE + 16], raw[SSD_TILE + 16], shifted[SSD_TILE + 16];
+  unsigned char marks[SSD_TILE];
+} item;
+
+static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
+  item it = {.a = a, .in = in, .l = layout_of(a)};
+  const layout *l = &it.l;
+  float *at = (float *)a->call.scratch + ssd_row(l->sums) + ssd_row(l->per_head) + worker * l->worker;
+  memset(at, 0, (size_t)(SSD_TILE * (5 * l->P + 4 * l->N)) * sizeof(float)); /* lanes beyond the channels stay 0 */
+  float **const of_P[] = {&it.x, &it.dx, &it.dy, &it.z, &it.y}, **const of_N[] = {&it.B, &it.C, &it.dB, &it.dC};
+  for (int k = 0; k < 5; k++) *of_P[k] = at, at += SSD_TILE * l->P;
+  for (int k = 0; k < 4; k++) *of_N[k] = at, at += SSD_TILE * l->N;
+  it.by_channel = at, at += l->P * l->N;
+  it.by_state = at, at += l->P * l->N;
+  it.kept = at, at += l->n_tiles * l->P * l->N;
+  it.dd = at, at += a->L;
+  it.all_y = at, it.all_dx = at + a->L * l->P, it.all_dd = at + 2 * a->L * l->P;
+  return it;
+}
+
+static int is_both(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
+
+static void load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n, int64_t columns) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
+  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
+  kr_matrix_load(matrix, pitch, &plane, n, columns);
+}
+
+static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n, int64_t columns) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
+  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
+  kr_matrix_store(matrix, pitch, &plane, n, columns);
+}
+
+/* x, dy (times the gate), B, C, d and decays of a tile, in the order of the walk; z stays for dz. */
+static void read_tile(item *it, const ssd_walk *w, int64_t i, int n, int backwards) {
+  const kr_ssd_inputs *in = it->in;
+  const int64_t P = it->l.P, N = it->l.N;
+  ssd_steps(w, i, n, it->d, it->decay, it->raw);
+  ssd_marks(w, i, n, it->marks);
+  ssd_load_shared(it->B, N, w, in->Bmat, i, n);
+  ssd_load_shared(it->C, N, w, in->Cmat, i, n);
+  load_rows(it->x, P, w, in->x, i, n, in->P);
+  load_rows(it->dy, P, w, &it->a->dout, i, n, in->P);
+  if (kr_has(in->z)) load_rows(it->z, P, w, in->z, i, n, in->P);
+  for (int t = 0; t < n; t++) {
+    if (it->marks[t] & SSD_PADDING) it->d[t] = 0;
+    if (it->marks[t] & SSD_BEGINS && !backwards) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+    for (int64_t p = 0; p < P; p += KR_VL) {
+      float *dy = it->dy + t * P + p;
+      if (it->marks[t] & SSD_PADDING) kr_v_store(dy, kr_v_zero()), kr_v_store(it->x + t * P + p, kr_v_zero());
+      else if (kr_has(in->z)) kr_v_store(dy, kr_v_mul(kr_v_load(dy), kr_v_silu(kr_v_load(it->z + t * P + p))));
+      kr_v_store(it->dx + t * P + p, kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->x + t * P + p)));
+    }
+  }
+}
+
+/* Walks runs of a tile over states of n_lanes by n_rows; what begins a sequence begins from 0, padding is left out. */
+static void walk_tile(const item *it, float *states, int64_t n_lanes, int64_t n_rows, const float *in, float *y, const float *coef, const float *out_coef,
+                      int64_t pitch, const float *decay, int n) {
+  memset(y, 0, (size_t)(n * n_lanes) * sizeof(float));
+  for (int t = 0, run; t < n; t += run) {
+    run = ssd_run(it->marks, t, n);
+    if (it->marks[t] & SSD_BEGINS) memset(states, 0, (size_t)(it->l.P * it->l.N) * sizeof(float));
+    if (it->marks[t] & SSD_PADDING) continue;
+    for (int64_t first = 0; first < n_lanes; first += SSD_WIDTH)
+      ssd_scan(states + first * n_rows, n_rows, in + t * n_lanes + first, y + t * n_lanes + first, n_lanes, coef + t * pitch, out_coef + t * pitch, pitch, decay + t, run);
+  }
+}
+
+/* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros where it is absent. */
+static void load_states(item *it, const ssd_walk *w, const krait_view *v) {
+  const int64_t P = it->in->P, N = it->in->N, bytes = it->l.P * it->l.N * (int64_t)sizeof(float);
+  memset(it->by_channel, 0, (size_t)bytes);
+  memset(it->by_state, 0, (size_t)bytes);
+  for (int64_t p = 0; kr_has(v) && p < P; p++)
+    for (int64_t n = 0; n < N; n++) {
+      const float value = kr_scalar_load(v->data, kr_at4(v, w->b, w->h, p, n), v->dtype);
+      it->by_channel[(p / SSD_WIDTH * N + n) * SSD_WIDTH + p % SSD_WIDTH] = value;
+      it->by_state[(n / SSD_WIDTH * P + p) * SSD_WIDTH + n % SSD_WIDTH] = value;
+    }
+}
+
+static float dot(const float *a, const float *b, int64_t n) {
+  kr_v sum = kr_v_zero();
+  for (int64_t i = 0; i < n; i += KR_VL) sum = kr_v_fma(kr_v_load(a + i), kr_v_load(b + i), sum);
+  return kr_v_sum(sum);
+}
+
+static void add_rows(float *sum, const float *rows, int64_t n) {
+  for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(rows + i)));
+}
+
+/* dz of a tile, from y and the other direction's. */
+static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
+  const int64_t P = it->l.P;
+  const krait_view *D = it->in->Dvec;
+  load_rows(it->dx, P, w, &it->a->dout, i, n, it->in->P);
+  for (int t = 0; t < n; t++)
+    for (int64_t p = 0; p < P; p += KR_VL) {
+      float skip[KR_VL] = {0}, *dout = it->dx + t * P + p;
+      for (int lane = 0; kr_has(D) && lane < KR_VL && p + lane < it->in->P; lane++) skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, p + lane), D->dtype);
+      kr_v y = kr_v_load(it->y + t * P + p), z = kr_v_load(it->z + t * P + p), s = kr_v_sigmoid(z);
+      if (is_both(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * P + p));
+      if (kr_has(D)) y = kr_v_fma(kr_v_load(skip), kr_v_load(it->x + t * P + p), y);
+      kr_v slope = kr_v_mul(s, kr_v_fma(z, kr_v_sub(kr_v_set1(1.0f), s), kr_v_set1(1.0f)));
+      kr_v dz = kr_v_mul(kr_v_load(dout), kr_v_mul(y, slope));
+      kr_v_store(dout, it->marks[t] & SSD_PADDING ? kr_v_zero() : dz);
+    }
+  store_rows(it->dx, P, w, &it->a->dz, i, n, it->in->P);
+}
+
+enum { ONLY_Y, GRADIENT }; /* ONLY_Y: y of the other direction, for dz */
+
+static void walk_forwards(item *it, const ssd_walk *w, int what) {
+  const int64_t L = it->in->L, P = it->l.P, N = it->l.N, with_dz = kr_has(&it->a->dz) && kr_has(it->in->z);
+  load_states(it, w, it->in->initial_states);
+  for (int64_t i = 0, tile = 0; i < L; i += SSD_TILE, tile++) {
+    const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
+    read_tile(it, w, i, n, 0);
+    if (with_dz) walk_tile(it, it->by_channel, P, it->in->N, it->dx, it->y, it->B, it->C, N, it->decay, n);
+    if (what == ONLY_Y) {
+      for (int t = 0; t < n; t++) memcpy(it->all_y + ssd_token(w, i + t) * P, it->y + t * P, (size_t)P * sizeof(float));
+      continue;
+    }
+    memcpy(it->kept + tile * P * N, it->by_state, (size_t)(P * N) * sizeof(float));
+    walk_tile(it, it->by_state, N, it->in->P, it->B, it->dC, it->dx, it->dy, P, it->decay, n);
+    for (int t = 0; t < n; t++) add_rows(it->sum_C + ssd_token(w, i + t) * N, it->dC + t * N, N);
+    if (with_dz && !(is_both(it) && w->reverse)) write_dz(it, w, i, n);
+  }
+}
+
+/* Marks of a walk back over w's tokens: a sequence's last token begins, the very last takes dfinal_states unless it is padding. */
+static void marks_back(item *it, const ssd_walk *back, int64_t j, int n) {
+  ssd_marks(back, j, n, it->marks);
+  if (j == 0) it->marks[0] = it->marks[0] & SSD_PADDING ? SSD_BEGINS | SSD_PADDING : 0;
+}
+
+/* dx of a tile: d M B + D dy, and <M, x (outer) B> of each token; dD of the head. */
+static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
+  const int64_t P = it->l.P;
+  const krait_view *D = it->in->Dvec;
+  float skip[256 + SSD_WIDTH + 16] = {0};
+  for (int64_t p = 0; kr_has(D) && p < it->in->P; p++) skip[p] = kr_scalar_load(D->data, kr_at2(D, back->h, p), D->dtype);
+  for (int t = 0; t < n; t++) {
+    it->inputs[t] = dot(it->x + t * P, it->y + t * P, P);
+    for (int64_t p = 0; p < P; p += KR_VL) {
+      kr_v dx = kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->y + t * P + p)), dy = kr_v_load(it->dy + t * P + p);
+      if (add_skip && kr_has(D)) dx = kr_v_fma(kr_v_load(skip + p), dy, dx);
+      kr_v_store(it->y + t * P + p, dx);
+    }
+    for (int64_t p = 0; add_skip && p < it->in->P; p++) it->head[p] += it->dy[t * P + p] * it->x[t * P + p];
+  }
+}
+
+/* sum over p and n of rows[t][p] states[p][n] columns[t][n], states as blocks of lanes. */
+static double form(const item *it, const float *row, const float *states, const float *columns) {
+  kr_v sum = kr_v_zero();
+  for (int64_t first = 0; first < it->l.N; first += SSD_WIDTH) {
+    const float *s = states + first * it->in->P;
+    kr_v a = kr_v_zero(), b = kr_v_zero();
+    for (int64_t p = 0; p < it->in->P; p++) {
+      const kr_v x = kr_v_set1(row[p]);
+      a = kr_v_fma(x, kr_v_load(s + p * SSD_WIDTH), a), b = kr_v_fma(x, kr_v_load(s + p * SSD_WIDTH + KR_VL), b);
+    }
+    sum = kr_v_fma(a, kr_v_load(columns + first), kr_v_fma(b, kr_v_load(columns + first + KR_VL), sum));
+  }
+  return kr_v_sum(sum);
+}
+
+/* A tile of the walk back (its arrays last token first) as runs in the order of the walk. */
+typedef struct crossing {
+  const item *it;
+  int n;
+  const float *before; /* S before the tile */
+  const float *after;  /* M after the tile, still to be multiplied by scale; NULL: nothing comes from there */
+  double scale;
+  double q[SSD_TILE];
+} crossing;
+
+static int row_of(const crossing *c, int t) { return c->n - 1 - t; }
+
+/* From token j to token i > j of one run: what passes over all tokens in between and i itself. */
+static void cross_pairs(crossing *c, int begin, int end) {
+  const item *it = c->it;
+  const int64_t P = it->l.P, N = it->l.N;
+  for (int i = begin + 1; i < end; i++) {
+    double pair[SSD_TILE], decay = 1, sum = 0;
+    const int row = row_of(c, i);
+    for (int j = i - 1; j >= begin; j--) {
+      decay *= it->decay[row_of(c, j + 1)];
+      pair[j] = decay == 0 ? 0 : decay * (double)dot(it->dy + row * P, it->dx + row_of(c, j) * P, P) * (double)dot(it->C + row * N, it->B + row_of(c, j) * N, N);
+    }
+    for (int t = begin + 1; t <= i; t++) c->q[t] += sum += pair[t - 1];
+  }
+}
+
+/* From the state before the tile to its tokens, and on to what comes after the tile. */
+static void cross_from_before(crossing *c, int end) {
+  const item *it = c->it;
+  double decay = 1, to[SSD_TILE], sum = 0;
+  for (int t = 0; t < end; t++) {
+    const int row = row_of(c, t);
+    decay *= it->decay[row];
+    to[t] = decay == 0 ? 0 : decay * form(it, it->dy + row * it->l.P, c->before, it->C + row * it->l.N);
+  }
+  if (end == c->n && c->after) sum = decay * c->scale * (double)dot(c->before, c->after, it->in->P * it->l.N);
+  for (int t = end - 1; t >= 0; t--) c->q[t] += sum += to[t];
+}
+
+/* From the tile's tokens to what comes after it. */
+static void cross_to_after(crossing *c, int begin) {
+  const item *it = c->it;
+  double decay = c->scale, from[SSD_TILE], sum = 0;
+  for (int t = c->n - 1; t >= begin; t--) {
+    const int row = row_of(c, t);
+    from[t] = decay == 0 ? 0 : decay * form(it, it->dx + row * it->l.P, c->after, it->B + row * it->l.N);
+    decay *= it->decay[row];
+  }
+  for (int t = begin + 1; t < c->n; t++) c->q[t] += sum += from[t - 1];
+}
+
+/* q of a tile's tokens: what passes over each of them. */
+static void cross_tile(crossing *c, const ssd_walk *w, int64_t i) {
+  unsigned char marks[SSD_TILE];
+  ssd_marks(w, i, c->n, marks);
+  memset(c->q, 0, sizeof c->q);
+  for (int t = 0, run; t < c->n; t += run) {
+    run = ssd_run(marks, t, c->n);
+    if (marks[t] & SSD_PADDING) continue;
+    if (t == 0 && !(marks[0] & SSD_BEGINS)) cross_from_before(c, run);
+    if (t + run == c->n && c->after) cross_to_after(c, t);
+    cross_pairs(c, t, t + run);
+  }
+}
+
+/* The gradients of d and of A from q; dd in the order of the walk. */
+static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t i, float *dA) {
+  const double A = ((const float *)w->A->data)[kr_at1(w->A, w->h)];
+  double sum = 0;
+  for (int t = 0; t < c->n; t++) {
+    it->dd[i + t] = (float)(it->inputs[row_of(c, t)] + A * c->q[t]);
+    sum += it->d[row_of(c, t)] * c->q[t];
+  }
+  *dA += (float)sum;
+}
+
+static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip) {
+  const kr_ssd_inputs *in = it->in;
+  const int64_t L = in->L, P = it->l.P, N = it->l.N;
+  ssd_walk back = *w;
+  back.reverse = !w->reverse;
+  load_states(it, w, &it->a->dfinal_states);
+  float carry = 1;
+  for (int64_t tile = it->l.n_tiles - 1; tile >= 0; tile--) {
+    const int64_t i = tile * SSD_TILE, last = L - i < SSD_TILE ? L : i + SSD_TILE, j = L - last;
+    const int n = (int)(last - i);
+    read_tile(it, &back, j, n, 1);
+    marks_back(it, &back, j, n);
+    crossing c = {.it = it, .n = n, .before = it->kept + tile * P * N, .after = it->marks[0] & SSD_BEGINS ? NULL : it->by_state, .scale = carry};
+    cross_tile(&c, w, i);
+    it->shifted[0] = carry;
+    memcpy(it->shifted + 1, it->decay, (size_t)(n - 1) * sizeof(float));
+    for (int t = 0; t < n; t++)
+      if (it->marks[t] & SSD_BEGINS) it->shifted[t] = 0;
+    carry = it->decay[n - 1];
+    walk_tile(it, it->by_channel, P, in->N, it->dy, it->y, it->C, it->B, N, it->shifted, n);
+    walk_tile(it, it->by_state, N, in->P, it->C, it->dB, it->dy, it->dx, P, it->shifted, n);
+    for (int t = 0; t < n; t++) add_rows(it->sum_B + ssd_token(&back, j + t) * N, it->dB + t * N, N);
+    finish_dx(it, &back, n, add_skip);
+    finish_steps(it, w, &c, i, dA);
+    if (is_both(it)) {
+      for (int t = 0; t < n; t++) {
+        const int64_t token = ssd_token(&back, j + t);
+        add_rows(it->all_dx + token * P, it->y + t * P, P);
+        it->all_dd[token] += it->dd[L - 1 - j - t];
+      }
+    } else if (kr_has(&it->a->dx)) {
+      store_rows(it->y, P, &back, &it->a->dx, j, n, in->P);
+    }
+  }
+  if (!kr_has(&it->a->dinitial_states)) return;
+  const int begins = L && kr_has(in->seq_idx) && kr_get_i32(in->seq_idx, kr_at2(in->seq_idx, w->b, ssd_token(w, 0))) != 0;
+  for (int64_t p = 0; p < in->P; p++)
+    for (int64_t k = 0; k < in->N; k++)
+      kr_scalar_store(it->a->dinitial_states.data, kr_at4(&it->a->dinitial_states, w->b, w->h, p, k), it->a->dinitial_states.dtype,
+                      begins ? 0 : carry * it->by_state[(k / SSD_WIDTH * in->P + p) * SSD_WIDTH + k % SSD_WIDTH]);
+}
+
+/* From the gradient of d to that of dt: dd in the order of w. */
+static void finish_dt(item *it, const ssd_walk *w, const float *dd) {
+  const kr_ssd_inputs *in = it->in;
+  const float high = in->dt_max == 0 ? INFINITY : in->dt_max;
+  double bias = 0;
+  float unclamped[SSD_TILE + 16];
+  for (int64_t i = 0; i < in->L; i += SSD_TILE) {
+    const int n = in->L - i < SSD_TILE ? (int)(in->L - i) : SSD_TILE;
+    ssd_steps(w, i, n, it->d, it->decay, it->raw);
+    for (int t = 0; t < n; t += KR_VL) kr_v_store(unclamped + t, in->flags & KRAIT_SSD_SOFTPLUS ? kr_v_softplus(kr_v_load(it->raw + t)) : kr_v_load(it->raw + t));
+    for (int t = 0; t < n; t += KR_VL) kr_v_store(it->decay + t, kr_v_sigmoid(kr_v_load(it->raw + t)));
+    for (int t = 0; t < n; t++) {
+      float ddt = unclamped[t] < in->dt_min || unclamped[t] > high ? 0 : dd[i + t];
+      if (in->flags & KRAIT_SSD_SOFTPLUS && it->raw[t] <= 20) ddt *= it->decay[t];
+      if (kr_has(&it->a->ddt)) kr_scalar_store(it->a->ddt.data, kr_at3(&it->a->ddt, w->b, ssd_token(w, i + t), w->h), it->a->ddt.dtype, ddt);
+      bias += ddt;
+    }
+  }
+  it->head[in->P + 2] = (float)bias;
+}
+
+static void both_directions(item *it, const ssd_walk *w) {
+  const int64_t L = it->in->L, P = it->l.P;
+  ssd_walk other = *w;
+  other.A = &it->a->A_reverse, other.reverse = 1;
+  memset(it->all_y, 0, (size_t)(2 * L * P + L) * sizeof(float));
+  if (kr_has(&it->a->dz)) walk_forwards(it, &other, ONLY_Y);
+  walk_forwards(it, w, GRADIENT);
+  walk_backwards(it, w, &it->head[it->in->P], 1);
+  walk_forwards(it, &other, GRADIENT);
+  walk_backwards(it, &other, &it->head[it->in->P + 1], 0);
+  for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE) store_rows(it->all_dx + i * P, P, w, &it->a->dx, i, L - i < SSD_TILE ? (int)(L - i) : SSD_TILE, it->in->P);
+  finish_dt(it, w, it->all_dd);
+}
+
+static void run_head(item *it, int64_t b, int64_t h) {
+  const krait_ssd_bwd_args *a = it->a;
+  const ssd_walk w = {it->in, &a->A, (a->call.flags & KRAIT_SSD_REVERSE) != 0, b, h, h / it->l.heads, 0, 0};
+  it->head = (float *)a->call.scratch + ssd_row(it->l.sums) + (b * a->H + h) * (a->P + 3);
+  memset(it->head, 0, (size_t)(a->P + 3) * sizeof(float));
+  if (is_both(it)) {
+    both_directions(it, &w);
+    return;
+  }
+  walk_forwards(it, &w, GRADIENT);
+  walk_backwards(it, &w, &it->head[a->P], 1);
+  finish_dt(it, &w, it->dd);
+}
+
+static void run_items(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_ssd_bwd_args *a = user;
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  item it = begin_item(a, &in, worker);
+  const layout *l = &it.l;
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G, share = (l->heads + l->teams - 1) / l->teams;
+    it.sum_B = (float *)a->call.scratch + i * 2 * a->L * l->N;
+    it.sum_C = it.sum_B + a->L * l->N;
+    memset(it.sum_B, 0, (size_t)(2 * a->L * l->N) * sizeof(float));
+    for (int64_t k = team * share; k < (team + 1) * share && k < l->heads; k++) run_head(&it, b, g * l->heads + k);
+  }
+}
+
+static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_ssd_bwd_args *a = user;
+  const layout l = layout_of(a);
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t t = i % a->L, g = i / a->L % a->G, b = i / a->L / a->G, step = 2 * a->L * l.N;
+    float *first = (float *)a->call.scratch + (b * a->G + g) * l.teams * step + t * l.N;
+    for (int64_t team = 1; team < l.teams; team++) {
+      add_rows(first, first + team * step, l.N);
+      add_rows(first + a->L * l.N, first + team * step + a->L * l.N, l.N);
+    }
+    if (kr_has(&a->dB)) kr_row_store(first, a->dB.data, a->dB.dtype, kr_at4(&a->dB, b, t, g, 0), a->dB.stride[3], a->N);
+    if (kr_has(&a->dC)) kr_row_store(first + a->L * l.N, a->dC.data, a->dC.dtype, kr_at4(&a->dC, b, t, g, 0), a->dC.stride[3], a->N);
+  }
+}
+
+/* Sums over the batch. */
+static void add_heads(const krait_ssd_bwd_args *a) {
+  const layout l = layout_of(a);
+  const float *part = (const float *)a->call.scratch + ssd_row(l.sums);
+  for (int64_t h = 0; h < a->H; h++)
+    for (int64_t k = 0; k < a->P + 3; k++) {
+      double sum = 0;
+      for (int64_t b = 0; b < a->B; b++) sum += part[(b * a->H + h) * (a->P + 3) + k];
+      if (k < a->P) {
+        if (kr_has(&a->dDvec)) ((float *)a->dDvec.data)[kr_at2(&a->dDvec, h, k)] = (float)sum;
+        continue;
+      }
+      const krait_view *to = k == a->P ? &a->dA : k == a->P + 1 ? &a->dA_reverse : &a->ddt_bias;
+      if (kr_has(to)) ((float *)to->data)[kr_at1(to, h)] = (float)sum;
+    }
+}
+
+uint64_t KR_FN(kr_ssd_bwd_scratch)(const krait_ctx *ctx, const void *args) {
+  const layout l = layout_of(args);
+  return (uint64_t)(ssd_row(l.sums) + ssd_row(l.per_head) + l.worker * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
+
+int32_t KR_FN(kr_ssd_bwd)(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const layout l = layout_of(a);
+  kr_parallel(ctx, a->B * a->G * l.teams, 1, run_items, (void *)args);
+  kr_parallel(ctx, a->B * a->G * a->L, 64, add_teams, (void *)args);
+  add_heads(a);
+  return KRAIT_OK;
+}

@@ -1,0 +1,70 @@
+/* ssd_check.c: random calls of the SSD and its gradient: odd sizes and those of the fast rows, packed sequences, directions, limits. */
+#include "check.h"
+#include "op_list.h"
+
+static void choose_sizes(kr_case *c, int64_t index) {
+  const int usual = index % 5 == 3; /* what kernels for the usual sizes take: aligned tensors, whole vectors */
+  const int64_t G = kr_case_chance(c, 0.3) ? 2 : 1;
+  int64_t *P = kr_case_size(c, "P"), *N = kr_case_size(c, "N");
+  c->contiguous = usual;
+  *kr_case_size(c, "B") = kr_case_int(c, 1, 2);
+  *kr_case_size(c, "G") = G, *kr_case_size(c, "H") = G * kr_case_int(c, 1, 3);
+  *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, index % 40 == 11 ? 256 : 33);
+  *N = usual ? kr_case_int(c, 1, 16) * 8 : kr_case_edge(c, index % 40 == 12 ? 512 : 33);
+  *kr_case_size(c, "L") = kr_case_edge(c, *P * *N > 4000 ? 150 : 200);
+  if (usual && index % 25 == 3) *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough for pieces of time */
+}
+
+static void set_exact_sizes(kr_case *c) {
+  *kr_case_size(c, "B") = *kr_case_size(c, "G") = *kr_case_size(c, "P") = 2;
+  *kr_case_size(c, "H") = 4, *kr_case_size(c, "N") = 3, *kr_case_size(c, "L") = kr_case_int(c, 1, 7);
+}
+
+static void choose_mode(kr_case *c) {
+  krait_call *call = (krait_call *)c->args;
+  const int64_t mode = kr_case_int(c, 0, 9);
+  if (mode <= 1) call->flags |= KRAIT_SSD_BOTH;
+  else if (mode <= 3) call->flags |= KRAIT_SSD_REVERSE;
+  else if (mode >= 7) kr_case_give(c, "seq_idx");
+  if (mode == 5 && !c->sig->forward && *kr_case_size(c, "B") == 1) {
+    *kr_case_size(c, "S") = kr_case_int(c, 1, 4);
+    kr_case_give(c, "cu_seqlens");
+    kr_case_give(c, "varlen_states");
+  }
+}
+
+/* The fields are drawn, but limits that mean something and decays of every size are rarer than that. */
+static void choose_steps(kr_case *c) {
+  float *limits = c->sig->forward ? &((krait_ssd_bwd_args *)c->args)->dt_min : &((krait_ssd_args *)c->args)->dt_min;
+  limits[0] = limits[1] = 0;
+  if (kr_case_chance(c, 0.3)) {
+    limits[0] = (float)kr_case_uniform(c, 0, 0.3);
+    if (kr_case_chance(c, 0.7)) limits[1] = limits[0] + (float)kr_case_uniform(c, 0, 0.5);
+  }
+  krait_view *dt = kr_case_give(c, "dt");
+  if (kr_case_chance(c, 0.3)) kr_case_fill_uniform(c, dt, -0.5, kr_case_chance(c, 0.3) ? 20 : 0.8);
+  krait_view *A = kr_case_give(c, "A");
+  if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
+}
+
+/* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever they are stored in; they are as large as a head's
+ * terms, and heads differ by much. States also decay to numbers that float16 has few digits for. */
+static void set_bounds(kr_case *c) {
+  for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32; i++) {
+    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, view->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
+  }
+}
+
+static int32_t draw(kr_case *c, int64_t index) {
+  if (c->is_exact) set_exact_sizes(c);
+  else choose_sizes(c, index);
+  choose_mode(c);
+  if (!c->is_exact) choose_steps(c);
+  kr_case_give_rest(c);
+  set_bounds(c);
+  return KRAIT_OK;
+}
+
+int32_t kr_ssd_case(kr_case *c, int64_t index) { return draw(c, index); }
+int32_t kr_ssd_bwd_case(kr_case *c, int64_t index) { return draw(c, index); }

@@ -1,0 +1,18 @@
+/* ssd_inputs.h: the inputs that the SSD and its gradient share, by name, whichever args struct they lie in. */
+#ifndef KR_SSD_INPUTS_H
+#define KR_SSD_INPUTS_H
+
+#include <krait/ops.h>
+
+typedef struct kr_ssd_inputs {
+  uint32_t flags;
+  int64_t B, L, H, P, N, G, S;
+  float dt_min, dt_max;
+  const krait_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse;
+} kr_ssd_inputs;
+
+#define KR_SSD_INPUTS(a)                                                                                                  \
+  {(a)->call.flags, (a)->B, (a)->L, (a)->H, (a)->P, (a)->N, (a)->G, (a)->S, (a)->dt_min, (a)->dt_max, &(a)->x, &(a)->dt,  \
+   &(a)->A, &(a)->Bmat, &(a)->Cmat, &(a)->Dvec, &(a)->z, &(a)->dt_bias, &(a)->initial_states, &(a)->seq_idx, &(a)->A_reverse}
+
+#endif

@@ -1,0 +1,148 @@
+/* ssd_lanes.h: what the vector rows of the SSD and of its gradient share: a head's channels over lanes, a tile of tokens as
+ * floats, and where sequences begin in it. Tokens are counted in the direction of the walk. */
+#ifndef KR_SSD_LANES_H
+#define KR_SSD_LANES_H
+
+#include <string.h>
+
+#include "ssd_inputs.h"
+#include "vec_math.h"
+#include "vec_tile.h"
+#include "view.h"
+
+enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of an item */
+
+enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state is taken after the token */
+
+/* One direction over one head of one batch entry, for SSD_WIDTH of its channels. */
+typedef struct ssd_walk {
+  const kr_ssd_inputs *in;
+  const krait_view *A;
+  int reverse;
+  int64_t b, h, g, p0;
+  int n_lanes;
+} ssd_walk;
+
+static inline int64_t ssd_row(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+static inline int64_t ssd_token(const ssd_walk *w, int64_t i) { return w->reverse ? w->in->L - 1 - i : i; }
+
+/* (token, channel) of a view (B,L,H,P), from token i of the walk on. */
+static inline kr_plane ssd_channels(const ssd_walk *w, const krait_view *v, int64_t i) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
+  return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, w->p0), step, v->stride[3]};
+}
+
+static inline int ssd_lanes_of(const ssd_walk *w, int part) {
+  const int left = w->n_lanes - part * KR_VL;
+  return left < 0 ? 0 : left < KR_VL ? left : KR_VL;
+}
+
+/* tile[token][SSD_WIDTH], zeros beyond the channels. */
+static inline void ssd_load_channels(float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+  for (int part = 0; part < 2; part++) {
+    kr_plane plane = ssd_channels(w, v, i);
+    plane.offset += part * KR_VL * plane.lane_stride;
+    if (ssd_lanes_of(w, part)) kr_tile_load(tile + part * KR_VL, SSD_WIDTH, &plane, n, ssd_lanes_of(w, part));
+    else for (int t = 0; t < n; t++) kr_v_store(tile + t * SSD_WIDTH + KR_VL, kr_v_zero());
+  }
+}
+
+static inline void ssd_store_channels(const float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+  for (int part = 0; part < 2; part++) {
+    kr_plane plane = ssd_channels(w, v, i);
+    plane.offset += part * KR_VL * plane.lane_stride;
+    if (ssd_lanes_of(w, part)) kr_tile_store(tile + part * KR_VL, SSD_WIDTH, &plane, n, ssd_lanes_of(w, part));
+  }
+}
+
+/* B or C: matrix[token][pitch]. */
+static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
+  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->g, 0), step, v->stride[3]};
+  kr_matrix_load(matrix, pitch, &plane, n, w->in->N);
+}
+
+/* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, where that is asked for. */
+static inline void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *decay, float *raw) {
+  const kr_ssd_inputs *in = w->in;
+  const int64_t step = w->reverse ? -in->dt->stride[1] : in->dt->stride[1];
+  const float bias = kr_has(in->dt_bias) ? (float)kr_get(in->dt_bias, kr_at1(in->dt_bias, w->h)) : 0;
+  const float A = ((const float *)w->A->data)[kr_at1(w->A, w->h)] * 1.44269504f;
+  const kr_v low = kr_v_set1(in->dt_min), high = kr_v_set1(in->dt_max == 0 ? INFINITY : in->dt_max);
+  kr_row_load(d, in->dt->data, in->dt->dtype, kr_at3(in->dt, w->b, ssd_token(w, i), w->h), step, n);
+  for (int t = 0; t < n; t += KR_VL) {
+    kr_v value = kr_v_add(kr_v_load(d + t), kr_v_set1(bias));
+    if (raw) kr_v_store(raw + t, value);
+    if (in->flags & KRAIT_SSD_SOFTPLUS) value = kr_v_softplus(value);
+    value = kr_v_min(high, kr_v_max(low, value)); /* second operand: NaN passes */
+    kr_v_store(d + t, value);
+    kr_v_store(decay + t, kr_v_exp2_any(value, kr_v_set1(A)));
+  }
+}
+
+/* What seq_idx says of each token. */
+static inline void ssd_marks(const ssd_walk *w, int64_t i, int n, unsigned char *marks) {
+  const krait_view *v = w->in->seq_idx;
+  memset(marks, 0, (size_t)n);
+  if (!kr_has(v)) return;
+  int32_t before = i ? kr_get_i32(v, kr_at2(v, w->b, ssd_token(w, i - 1))) : 0;
+  for (int t = 0; t < n; t++) {
+    const int32_t now = kr_get_i32(v, kr_at2(v, w->b, ssd_token(w, i + t)));
+    marks[t] = (unsigned char)((now != before ? SSD_BEGINS : 0) | (now < 0 ? SSD_PADDING : 0));
+    before = now;
+  }
+}
+
+/* Tokens from t on that are taken together: up to the next one that begins a sequence, or past the next end. */
+static inline int ssd_run(const unsigned char *marks, int t, int n) {
+  int end = t + 1;
+  while (end < n && !(marks[end] & SSD_BEGINS) && !(marks[end - 1] & SSD_ENDS)) end++;
+  return end - t;
+}
+
+/* states[n][lane] of a view (B,H,P,N). */
+static inline void ssd_load_states(float *states, const ssd_walk *w, const krait_view *v) {
+  if (!kr_has(v)) {
+    memset(states, 0, (size_t)(w->in->N * SSD_WIDTH) * sizeof *states);
+    return;
+  }
+  for (int64_t n = 0; n < w->in->N; n++)
+    for (int lane = 0; lane < SSD_WIDTH; lane++)
+      states[n * SSD_WIDTH + lane] = lane < w->n_lanes ? kr_scalar_load(v->data, kr_at4(v, w->b, w->h, w->p0 + lane, n), v->dtype) : 0;
+}
+
+static inline void ssd_store_states(const float *states, const ssd_walk *w, const krait_view *v, int64_t row) {
+  for (int lane = 0; lane < w->n_lanes; lane++)
+    for (int64_t n = 0; n < w->in->N; n++)
+      kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
+}
+
+/* n tokens over states[k][SSD_WIDTH]: state_k = decay state_k + in coef_k; y += sum_k out_coef_k state_k. in and y are vectors of a token,
+ * lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y of in = d x, coef = B, out_coef = C;
+ * the gradient takes the same walk with the parts exchanged, and with states over lanes. Four rows of states stay in registers. */
+KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef, const float *out_coef, int64_t pitch,
+                             const float *decay, int n, const int rows) {
+  kr_v s[4][2];
+  for (int k = 0; k < rows; k++) s[k][0] = kr_v_load(states + k * SSD_WIDTH), s[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
+  for (int t = 0; t < n; t++, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
+    const kr_v e = kr_v_set1(decay[t]), x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
+    kr_v y0 = kr_v_load(y), y1 = kr_v_load(y + KR_VL);
+    for (int k = 0; k < rows; k++) {
+      const kr_v b = kr_v_set1(coef[k]), c = kr_v_set1(out_coef[k]);
+      s[k][0] = kr_v_fma(b, x0, kr_v_mul(e, s[k][0])), s[k][1] = kr_v_fma(b, x1, kr_v_mul(e, s[k][1]));
+      y0 = kr_v_fma(c, s[k][0], y0), y1 = kr_v_fma(c, s[k][1], y1);
+    }
+    kr_v_store(y, y0), kr_v_store(y + KR_VL, y1);
+  }
+  for (int k = 0; k < rows; k++) kr_v_store(states + k * SSD_WIDTH, s[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, s[k][1]);
+}
+
+static inline void ssd_scan(float *states, int64_t n_rows, const float *in, float *y, int64_t lane_pitch, const float *coef, const float *out_coef,
+                            int64_t pitch, const float *decay, int n) {
+  int64_t k = 0;
+  for (; k + 4 <= n_rows; k += 4) ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 4);
+  for (; k < n_rows; k++) ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 1);
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* ssd_rows.h: the scratch that the rows of the SSD and of its gradient need, and the rule that their contracts share. */
+#ifndef KR_SSD_ROWS_H
+#define KR_SSD_ROWS_H
+
+#include <krait/krait.h>
+
+const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args);
+uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args);
+
+#define KR_SSD_SCRATCH(row)                                              \
+  uint64_t kr_ssd_##row(const krait_ctx *ctx, const void *args);         \
+  uint64_t kr_ssd_bwd_##row(const krait_ctx *ctx, const void *args);
+KR_SSD_SCRATCH(ref_scratch)
+KR_SSD_SCRATCH(scratch_avx512)
+KR_SSD_SCRATCH(scratch_avx2)
+KR_SSD_SCRATCH(scratch_neon)
+KR_SSD_SCRATCH(scratch_scalar)
+
+int32_t kr_ssd_check_limits(const char *op, float dt_min, float dt_max);
+
+#endif

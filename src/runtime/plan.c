@@ -1,0 +1,95 @@
+/* plan.c: what kr_op_run finds out about a call, kept; and the public functions of plans. */
+#include "plan.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "status.h"
+
+enum { ALIGNMENT = 16, MOST_TENSORS = 64 };
+
+struct krait_plan {
+  const kr_op *op;
+  const krait_ctx *ctx;
+  const kr_row *row;
+  uint64_t scratch_bytes;
+  uint8_t offset[MOST_TENSORS], twin[MOST_TENSORS]; /* of an address: beyond the alignment; the first tensor that has it too, or itself */
+  _Alignas(16) unsigned char args[];
+};
+
+static void *address_of(const kr_plan *p, int i) { return kr_sig_view(p->op->sig, p->args, i)->data; }
+
+static void note_addresses(kr_plan *p) {
+  for (int i = 0; i < p->op->sig->n_tensors; i++) {
+    int twin = 0;
+    while (address_of(p, twin) != address_of(p, i)) twin++;
+    p->twin[i] = (uint8_t)twin;
+    p->offset[i] = (uint8_t)((uintptr_t)address_of(p, i) % ALIGNMENT);
+  }
+}
+
+int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *row, kr_plan **plan) {
+  KR_CHECK(plan, KRAIT_ERR_ARGUMENT, "%s: plan must not be NULL", op->name);
+  *plan = NULL;
+  KR_CHECK(op->sig->n_tensors <= MOST_TENSORS, KRAIT_ERR_UNSUPPORTED, "%s has too many tensors for a plan", op->name);
+  kr_plan *p = kr_zalloc(sizeof *p + op->args_bytes);
+  KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a plan");
+  p->op = op, p->ctx = ctx;
+  const void *complete = NULL;
+  int32_t status = kr_op_prepare(op, ctx, args, row, p->args, &complete, &p->row);
+  if (status < 0) {
+    kr_free(p);
+    return status;
+  }
+  if (complete != p->args) memcpy(p->args, complete, op->args_bytes);
+  ((krait_call *)p->args)->size = op->args_bytes;
+  p->scratch_bytes = p->row && p->row->scratch_bytes ? p->row->scratch_bytes(ctx, p->args) : 0;
+  note_addresses(p);
+  *plan = p;
+  return KRAIT_OK;
+}
+
+void kr_plan_close(kr_plan **plan) {
+  if (!plan) return;
+  kr_free(*plan);
+  *plan = NULL;
+}
+
+/* Whether the row would choose as it did. */
+static int is_alike(const kr_plan *p, void *const *addresses) {
+  for (int i = 0; i < p->op->sig->n_tensors; i++) {
+    if (!address_of(p, i)) continue;
+    if ((uintptr_t)addresses[i] % ALIGNMENT != p->offset[i] || (p->twin[i] != i && addresses[p->twin[i]] != addresses[i])) return 0;
+    for (int k = 0; k < i; k++)
+      if (p->twin[i] == i && address_of(p, k) && addresses[k] == addresses[i]) return 0;
+  }
+  return 1;
+}
+
+int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes) {
+  _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
+  memcpy(args, p->args, p->op->args_bytes);
+  krait_call *call = (krait_call *)args;
+  call->stream = stream, call->scratch = scratch, call->scratch_bytes = scratch_bytes;
+  for (int i = 0; i < p->op->sig->n_tensors; i++) {
+    krait_view *view = kr_sig_view(p->op->sig, args, i);
+    if (view->data) KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned and must be given", p->op->name, p->op->sig->tensors[i].name);
+  }
+  if (!is_alike(p, addresses)) return kr_op_run(p->op, p->ctx, args);
+  return kr_op_run_row(p->op, p->row, p->ctx, args, p->scratch_bytes);
+}
+
+uint64_t kr_plan_scratch_bytes(const kr_plan *p) { return p->scratch_bytes; }
+const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
+
+/* ---- krait/plan.h ---- */
+
+void krait_plan_close(krait_plan **plan) { kr_plan_close(plan); }
+
+int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes) {
+  KR_CHECK(plan && addresses, KRAIT_ERR_ARGUMENT, "plan and addresses must not be NULL");
+  return kr_plan_run(plan, addresses, stream, scratch, scratch_bytes);
+}
+
+uint64_t krait_plan_scratch_bytes(const krait_plan *plan) { return plan ? plan->scratch_bytes : 0; }
+const char *krait_plan_row_name(const krait_plan *plan) { return !plan ? NULL : plan->row ? plan->row->name : "through the host"; }

@@ -1,0 +1,247 @@
+/* sig.c: reads a signature: what holds of a call, its shapes and types, the contract, and sizes from shapes. */
+#include "sig.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "contract.h"
+#include "status.h"
+
+int kr_sig_find(const kr_sig *sig, const char *name) {
+  for (int i = 0; i < sig->n_tensors; i++)
+    if (strcmp(sig->tensors[i].name, name) == 0) return i;
+  return -1;
+}
+
+int kr_sig_find_size(const kr_sig *sig, const char *name) {
+  for (int i = 0; i < sig->n_sizes; i++)
+    if (strcmp(sig->sizes[i].name, name) == 0) return i;
+  return -1;
+}
+
+int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size) {
+  int64_t value;
+  memcpy(&value, (const char *)args + sig->sizes[size].offset, sizeof value);
+  return value;
+}
+
+void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value) { memcpy((char *)args + sig->sizes[size].offset, &value, sizeof value); }
+
+/* ---- facts ---- */
+
+/* Whether a tensor is given is taken from `shapes`, where there are any. */
+static uint32_t facts_of(const kr_sig *sig, const void *args, const kr_shape *shapes) {
+  uint32_t facts = 0;
+  for (int i = 0; i < sig->n_facts; i++) {
+    const uint32_t which = sig->facts[i].which;
+    int holds = 0;
+    switch (sig->facts[i].kind) {
+      case KR_FACT_FLAG: holds = (((const krait_call *)args)->flags & which) != 0; break;
+      case KR_FACT_GIVEN: holds = shapes ? shapes[which].n_dims != KR_SHAPE_ABSENT : kr_has(kr_sig_view(sig, args, (int)which)); break;
+      case KR_FACT_COMPLEX: holds = kr_sig_view(sig, args, (int)which)->dtype == KRAIT_C64; break;
+      default: holds = kr_sig_get_size(sig, args, (int)which) == 0;
+    }
+    if (holds) facts |= 1u << i;
+  }
+  return facts;
+}
+
+uint32_t kr_sig_facts(const kr_sig *sig, const void *args) { return facts_of(sig, args, NULL); }
+
+const char *kr_sig_forbids(const kr_sig *sig, uint32_t facts, int tensor) {
+  const kr_sig_absent *absent = sig->tensors[tensor].absent;
+  for (int i = 0; i < KR_SIG_MOST_ABSENT && absent[i].reason; i++)
+    if (kr_sig_holds(facts, absent[i].when)) return absent[i].reason;
+  return NULL;
+}
+
+/* ---- shapes and types ---- */
+
+static int64_t value_of(const kr_sig *sig, const void *args, uint32_t facts, kr_sig_sum sum) {
+  int64_t value = 0;
+  for (int i = sum.first; i < sum.first + sum.n; i++) {
+    const kr_sig_term *t = &sig->terms[i];
+    int64_t product = t->times;
+    if (!kr_sig_holds(facts, t->when)) continue;
+    for (int k = 0; k < 2; k++) /* sizes of hostile callers: what does not fit is no size of any tensor */
+      if (t->size[k] >= 0 && __builtin_mul_overflow(product, kr_sig_get_size(sig, args, t->size[k]), &product)) return INT64_MAX;
+    if (__builtin_add_overflow(value, product, &value)) return INT64_MAX;
+  }
+  return value;
+}
+
+static const kr_sig_dims *dims_of(const kr_sig *sig, uint32_t facts, int tensor) {
+  const kr_sig_dims *dims = sig->tensors[tensor].dims;
+  int i = 0;
+  while (i + 1 < KR_SIG_MOST_DIMS && !kr_sig_holds(facts, dims[i].when)) i++;
+  return &dims[i];
+}
+
+kr_shape kr_sig_shape(const kr_sig *sig, const void *args, uint32_t facts, int tensor) {
+  const kr_sig_dims *dims = dims_of(sig, facts, tensor);
+  kr_shape shape = {.n_dims = dims->n_dims};
+  for (int d = 0; d < dims->n_dims; d++) shape.size[d] = value_of(sig, args, facts, dims->dims[d]);
+  return shape;
+}
+
+uint32_t kr_sig_types_of(const kr_sig *sig, const void *args, uint32_t facts, int tensor) {
+  const kr_sig_types *types = sig->tensors[tensor].types;
+  int i = 0;
+  while (i + 1 < KR_SIG_MOST_TYPES && !kr_sig_holds(facts, types[i].when)) i++;
+  return types[i].like >= 0 ? 1u << kr_sig_view(sig, args, types[i].like)->dtype : types[i].types;
+}
+
+int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, int tensor) {
+  const kr_sig_tensor *t = &sig->tensors[tensor];
+  const uint32_t types = kr_sig_types_of(sig, args, facts, tensor);
+  if (t->same >= 0) return kr_sig_view(sig, args, t->same)->dtype;
+  if (types && !(types & (types - 1))) return (int32_t)__builtin_ctz(types);
+  if (t->gradient_of >= 0) { /* that of its input, where that is read again */
+    const int input = kr_sig_find(sig, sig->forward->tensors[t->gradient_of].name);
+    if (input >= 0 && types >> kr_sig_view(sig, args, input)->dtype & 1) return kr_sig_view(sig, args, input)->dtype;
+  }
+  for (int i = 0; i < sig->n_tensors; i++)
+    if (sig->tensors[i].role & KR_IN && sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION) return kr_sig_view(sig, args, i)->dtype;
+  return KRAIT_F32;
+}
+
+/* ---- the contract ---- */
+
+static int32_t check_limit(const kr_sig *sig, const void *args, uint32_t facts, const kr_sig_limit *l) {
+  const char *name = sig->sizes[l->size].name;
+  const int64_t size = kr_sig_get_size(sig, args, l->size);
+  if (!kr_sig_holds(facts, l->when)) return KRAIT_OK;
+  if (l->multiple_of >= 0) {
+    const int64_t part = kr_sig_get_size(sig, args, l->multiple_of);
+    KR_CHECK(part != 0 && size % part == 0, KRAIT_ERR_SHAPE, "%s: %s %lld is not a multiple of %s %lld", sig->name, name, (long long)size, sig->sizes[l->multiple_of].name, (long long)part);
+    return KRAIT_OK;
+  }
+  const int64_t low = l->low.n ? value_of(sig, args, facts, l->low) : INT64_MIN, high = l->high.n ? value_of(sig, args, facts, l->high) : INT64_MAX;
+  return kr_need_size(sig->name, name, size, low, high);
+}
+
+static int32_t check_field(const kr_sig *sig, const void *args, const kr_sig_field *f) {
+  int32_t value;
+  if (f->kind != KR_FIELD_CHOICE) return KRAIT_OK;
+  memcpy(&value, (const char *)args + f->offset, sizeof value);
+  const int known = value >= 0 && value < 32 && f->choices >> value & 1;
+  KR_CHECK(known, KRAIT_ERR_ARGUMENT, "%s: %s is %d, not a %s", sig->name, f->name, value, f->kind_name);
+  return KRAIT_OK;
+}
+
+static int32_t check_tensor(const kr_sig *sig, const void *args, uint32_t facts, int i) {
+  const kr_sig_tensor *t = &sig->tensors[i];
+  const krait_view *view = kr_sig_view(sig, args, i);
+  const char *forbidden = kr_sig_forbids(sig, facts, i);
+  const int optional = t->is_optional ? KR_OPTIONAL : 0;
+  if (optional || !forbidden) KR_TRY(kr_need(sig->name, t->name, view, (int)kr_sig_types_of(sig, args, facts, i) | optional));
+  if (forbidden) KR_TRY(kr_need_absent(sig->name, t->name, view, forbidden));
+  if (t->same >= 0) KR_TRY(kr_need_same_type(sig->name, t->name, view, sig->tensors[t->same].name, kr_sig_view(sig, args, t->same)));
+  for (int k = 0; k < KR_SIG_MOST_PLACES && t->in_place[k] >= 0; k++)
+    KR_TRY(kr_need_same_place(sig->name, t->name, view, sig->tensors[t->in_place[k]].name, kr_sig_view(sig, args, t->in_place[k]), dims_of(sig, facts, i)->n_dims));
+  return KRAIT_OK;
+}
+
+int32_t kr_sig_check(const kr_sig *sig, const void *args) {
+  const uint32_t facts = kr_sig_facts(sig, args);
+  const uint32_t flags = ((const krait_call *)args)->flags;
+  KR_TRY(kr_need_flags(sig->name, args, sig->flags));
+  for (int i = 0; i < sig->n_flags; i++) {
+    const kr_sig_flag *f = &sig->flag_list[i];
+    KR_CHECK(!(flags & f->bit && flags & f->excludes), KRAIT_ERR_ARGUMENT, "%s: %s cannot be set with %s", sig->name, f->name, f->excludes_name);
+  }
+  for (int i = 0; i < sig->n_limits; i++) KR_TRY(check_limit(sig, args, facts, &sig->limits[i]));
+  for (int i = 0; i < sig->n_fields; i++) KR_TRY(check_field(sig, args, &sig->fields[i]));
+  for (int i = 0; i < sig->n_tensors; i++) KR_TRY(check_tensor(sig, args, facts, i));
+  return KRAIT_OK;
+}
+
+/* ---- sizes from shapes ---- */
+
+static char *write_shape(const kr_shape *s, char *text, size_t bytes) {
+  size_t used = (size_t)snprintf(text, bytes, "(");
+  for (int d = 0; d < s->n_dims && used < bytes; d++) used += (size_t)snprintf(text + used, bytes - used, "%s%lld", d ? "," : "", (long long)s->size[d]);
+  if (used < bytes) snprintf(text + used, bytes - used, ")");
+  return text;
+}
+
+static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape *given, const char *letters, const kr_shape *needed) {
+  char text[96], other[96];
+  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s%s%s", sig->name, name, write_shape(given, text, sizeof text), letters, needed ? " = " : "",
+                 needed ? write_shape(needed, other, sizeof other) : "");
+}
+
+/* The one size that is not known in a sum of `total`, if there is only one: set. 1: something was learnt. */
+static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known, kr_sig_sum sum, int64_t total) {
+  int unknown = -1;
+  int64_t times = 0;
+  for (int i = sum.first; i < sum.first + sum.n; i++) {
+    const kr_sig_term *t = &sig->terms[i];
+    int64_t product = t->times;
+    int of = -1;
+    if (!kr_sig_holds(facts, t->when)) continue;
+    for (int k = 0; k < 2 && t->size[k] >= 0; k++) {
+      if (*known >> t->size[k] & 1) product *= kr_sig_get_size(sig, args, t->size[k]);
+      else if (of >= 0) return 0;
+      else of = t->size[k];
+    }
+    if (of < 0) total -= product;
+    else if (unknown >= 0 && unknown != of) return 0;
+    else unknown = of, times += product;
+  }
+  if (unknown < 0 || !times || total % times) return 0;
+  kr_sig_set_size(sig, args, unknown, total / times);
+  *known |= 1u << unknown;
+  return 1;
+}
+
+/* unsure: facts that later sizes may turn; tensors whose shape depends on one of them wait. */
+static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t unsure, uint32_t *known, const kr_shape *shapes) {
+  int learnt = 0;
+  for (int i = 0; i < sig->n_tensors; i++) {
+    const kr_sig_dims *dims = dims_of(sig, facts, i);
+    const kr_sig_when first = sig->tensors[i].dims[0].when;
+    if (shapes[i].n_dims != dims->n_dims || (first.all | first.none) & unsure) continue;
+    for (int d = 0; d < dims->n_dims; d++) learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
+  }
+  return learnt;
+}
+
+static int32_t check_shape(const kr_sig *sig, const void *args, uint32_t facts, int tensor, const kr_shape *given) {
+  const char *name = sig->tensors[tensor].name;
+  const kr_sig_dims *dims = dims_of(sig, facts, tensor);
+  const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
+  if (given->n_dims != needed.n_dims) return does_not_fit(sig, name, given, dims->text, NULL);
+  if (memcmp(given->size, needed.size, (size_t)needed.n_dims * sizeof *needed.size) != 0) return does_not_fit(sig, name, given, dims->text, &needed);
+  return KRAIT_OK;
+}
+
+int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
+  uint32_t known = 0, zeros = 0, facts = facts_of(sig, args, shapes);
+  for (int i = 0; i < sig->n_facts; i++)
+    if (sig->facts[i].kind == KR_FACT_ZERO) zeros |= 1u << i;
+  while (solve_tensors(sig, args, facts, zeros, &known, shapes)) {}
+  facts = facts_of(sig, args, shapes);
+  while (solve_tensors(sig, args, facts, 0, &known, shapes)) {}
+  for (int i = 0; i < sig->n_tensors; i++) {
+    if (shapes[i].n_dims == KR_SHAPE_ASKED) shapes[i] = kr_sig_shape(sig, args, facts, i);
+    else if (shapes[i].n_dims != KR_SHAPE_ABSENT) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
+  }
+  return KRAIT_OK;
+}
+
+void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradient_args) {
+  const kr_sig *sig = forward->gradient;
+  memset(gradient_args, 0, sig->args_bytes);
+  ((krait_call *)gradient_args)->size = sig->args_bytes;
+  ((krait_call *)gradient_args)->flags = ((const krait_call *)args)->flags;
+  for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, gradient_args, i, kr_sig_get_size(forward, args, i));
+  for (int i = 0; i < sig->n_fields; i++) memcpy((char *)gradient_args + sig->fields[i].offset, (const char *)args + forward->fields[i].offset, 4);
+  for (int i = 0; i < sig->n_tensors; i++)
+    for (int k = 0; k < 2 && sig->tensors[i].rereads[k] >= 0; k++) {
+      const krait_view *again = kr_sig_view(forward, args, sig->tensors[i].rereads[k]);
+      if (!kr_has(again)) continue;
+      *kr_sig_view(sig, gradient_args, i) = *again;
+      break;
+    }
+}

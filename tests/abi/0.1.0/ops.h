@@ -1,0 +1,331 @@
+/* ops.h: the operators. One args struct and one function each; C, device code and cffi read the same structs.
+ *
+ * Conventions
+ *   B batch, L length, D channels, N state size, W convolution width, H heads, P head size, G groups, S sequences.
+ *   A krait_view is a tensor without its sizes (those are fields of the args): data pointer, element type and strides
+ *   in elements, in the order of the dimensions given in the comment; unused strides are ignored. A view whose data
+ *   is NULL is absent. Strides may be 0 (expanded) on inputs and anything on outputs that does not overlap itself.
+ *   Pointers are host pointers for a CPU context and device pointers for a CUDA context.
+ *   The caller owns every tensor and the scratch. krait_<op>_scratch_bytes says how much scratch a call needs with
+ *   this context (0 is common); scratch must be aligned to 64 bytes (256 on a device) and holds nothing between calls.
+ *   CUDA calls are enqueued on `stream` (a CUstream; NULL is the default stream) and do not synchronise.
+ *   Storage is float32, float16 or bfloat16; states, sums and exponentials are float32.
+ *   Unless said otherwise an output must not overlap an input.
+ *   Gradients: an absent output gradient is zero; an absent input-gradient view is not computed. Parameter gradients
+ *   are written, not accumulated. Results are bitwise equal over repeats and thread counts.
+ * Equations: docs/OPS.md and the head of src/ops/<op>/<op>_ref.c. */
+#ifndef KRAIT_OPS_H
+#define KRAIT_OPS_H
+
+#include <krait/krait.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct krait_view {
+  void *data;        /* never written through for inputs */
+  int64_t stride[4]; /* in elements */
+  int32_t dtype;     /* KRAIT_F32, ... */
+  int32_t reserved;  /* 0 */
+} krait_view;
+
+/* The head of every args struct. */
+typedef struct krait_call {
+  uint32_t size;  /* sizeof the whole args struct */
+  uint32_t flags; /* the op's own flags, 0 for none */
+  void *stream;   /* CUstream for CUDA contexts, else NULL */
+  void *scratch;
+  uint64_t scratch_bytes;
+} krait_call;
+
+#define KRAIT_ACT_NONE 0
+#define KRAIT_ACT_SILU 1
+
+/* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
+ * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
+ * With seq_idx a tap whose seq_idx differs from position t's is dropped; seq_idx[t] < 0 gives out 0.
+ * KRAIT_CONV1D_REVERSE: time runs backwards, as if x, seq_idx and out were flipped in time; the states keep the
+ * direction's own order (initial_states[W-2] is the input right after the end, final_states[W-2] is x at time 0). */
+#define KRAIT_CONV1D_REVERSE 1u
+
+typedef struct krait_causal_conv1d_args {
+  krait_call call;
+  int64_t B, D, L, W;        /* W >= 1 */
+  int32_t activation;        /* KRAIT_ACT_* */
+  int32_t reserved;
+  krait_view x;              /* (B,D,L) activation type */
+  krait_view weight;         /* (D,W) any float type */
+  krait_view bias;           /* (D) or absent */
+  krait_view seq_idx;        /* (B,L) int32 or absent; excludes initial_states and final_states */
+  krait_view initial_states; /* (B,D,W-1) or absent */
+  krait_view out;            /* (B,D,L) type of x; may be x itself (same strides) */
+  krait_view final_states;   /* (B,D,W-1) or absent: the last W-1 inputs */
+} krait_causal_conv1d_args;
+
+KRAIT_API int32_t krait_causal_conv1d(const krait_ctx *ctx, const krait_causal_conv1d_args *args);
+KRAIT_API int32_t krait_causal_conv1d_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_args *args, uint64_t *bytes);
+
+typedef struct krait_causal_conv1d_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, D, L, W;
+  int32_t activation;
+  int32_t reserved;
+  krait_view x, weight, bias, seq_idx, initial_states; /* as forward */
+  krait_view dout;            /* (B,D,L) */
+  krait_view dfinal_states;   /* (B,D,W-1) or absent */
+  krait_view dx;              /* (B,D,L) type of x */
+  krait_view dweight;         /* (D,W) */
+  krait_view dbias;           /* (D) */
+  krait_view dinitial_states; /* (B,D,W-1) */
+} krait_causal_conv1d_bwd_args;
+
+KRAIT_API int32_t krait_causal_conv1d_bwd(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args);
+KRAIT_API int32_t krait_causal_conv1d_bwd_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args, uint64_t *bytes);
+
+/* L new tokens per sequence against a running state of the last S >= W-1 inputs. Without cache_seqlens the state
+ * shifts left by L; with it the state is a ring whose write position is cache_seqlens % S. */
+typedef struct krait_causal_conv1d_update_args {
+  krait_call call;
+  int64_t B, D, L, W, S;
+  int64_t n_states;              /* rows of conv_state; B unless conv_state_indices is given */
+  int32_t activation;
+  int32_t reserved;
+  krait_view x;                  /* (B,D,L) */
+  krait_view conv_state;         /* (n_states,D,S) read and written */
+  krait_view weight, bias;       /* (D,W), (D) or absent */
+  krait_view cache_seqlens;      /* (B) int32 or absent */
+  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view out;                /* (B,D,L); may be x itself */
+} krait_causal_conv1d_update_args;
+
+KRAIT_API int32_t krait_causal_conv1d_update(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args);
+KRAIT_API int32_t krait_causal_conv1d_update_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args, uint64_t *bytes);
+
+/* Per packed sequence its last state_len inputs, right aligned, zeros on the left. */
+typedef struct krait_causal_conv1d_varlen_states_args {
+  krait_call call;
+  int64_t S, D, total, state_len;
+  krait_view x;          /* (total,D) */
+  krait_view cu_seqlens; /* (S+1) int32, from 0 to total, not decreasing */
+  krait_view states;     /* (S,D,state_len) type of x, written */
+} krait_causal_conv1d_varlen_states_args;
+
+KRAIT_API int32_t krait_causal_conv1d_varlen_states(const krait_ctx *ctx, const krait_causal_conv1d_varlen_states_args *args);
+KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_varlen_states_args *args, uint64_t *bytes);
+
+/* ==== selective scan (Mamba 1: Gu & Dao 2023, section 3) =====================================================
+ * dt = delta + delta_bias, softplus if asked; x_t = exp(dt A) x_{t-1} + dt B_t u_t; y_t = sum_n C_t x_t + D u_t;
+ * out = y silu(z) if z. Complex A (KRAIT_C64): y_t = 2 Re(sum_n C_t x_t); variable B, C are then interleaved on L
+ * (2L values of the activation type), constant B, C are KRAIT_C64, states are KRAIT_C64.
+ * Packed sequences: either seq_idx (state resets at every change of the index, and outputs at negative indices are 0),
+ * or cu_seqlens with B == 1 (S sequences; states are then (S,D,N)).
+ * Directions: forward, reverse in time, or both in one call: out = scan(A) + reverse scan(A_reverse), where D u and
+ * the gate are applied once to the sum (VideoMamba's bimamba v1 form: see docs/OPS.md).
+ * With KRAIT_SCAN_REVERSE initial_state stands after the end, and last_state is the state after time 0. Complex A: u,
+ * delta, D and z stay real; gradients of A, B and C are those of a real loss by real and imaginary part (dL/dre + i dL/dim). */
+#define KRAIT_SCAN_SOFTPLUS 1u
+#define KRAIT_SCAN_B_CONSTANT 2u /* Bmat is (D,N) instead of (B,G,N,L) */
+#define KRAIT_SCAN_C_CONSTANT 4u
+#define KRAIT_SCAN_REVERSE 8u
+#define KRAIT_SCAN_BOTH 16u      /* needs A_reverse; excludes KRAIT_SCAN_REVERSE, states and packed sequences */
+
+typedef struct krait_selective_scan_args {
+  krait_call call;
+  int64_t B, D, L, N, G, S;  /* D % G == 0; S = number of packed sequences, 0 without cu_seqlens; N in 1..512 */
+  krait_view u;              /* (B,D,L) activation type */
+  krait_view delta;          /* (B,D,L) float type, may differ from u's */
+  krait_view A;              /* (D,N) float32 or complex64 */
+  krait_view Bmat;           /* (B,G,N,L) float type, or (D,N) with KRAIT_SCAN_B_CONSTANT */
+  krait_view Cmat;           /* same rule, KRAIT_SCAN_C_CONSTANT */
+  krait_view Dvec;           /* (D) float32 or absent */
+  krait_view z;              /* (B,D,L) or absent */
+  krait_view delta_bias;     /* (D) float32 or absent */
+  krait_view initial_state;  /* (B or S,D,N) float32 / complex64 or absent; with seq_idx it reaches the first segment */
+  krait_view seq_idx;        /* (B,L) int32 or absent */
+  krait_view cu_seqlens;     /* (S+1) int32 or absent */
+  krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
+  krait_view out;            /* (B,D,L) type of u; may be u or z itself (same strides) */
+  krait_view last_state;     /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
+} krait_selective_scan_args;
+
+KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selective_scan_args *args);
+KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args, uint64_t *bytes);
+
+/* The forward states are recomputed, nothing is saved by the forward call. */
+typedef struct krait_selective_scan_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, D, L, N, G, S;
+  krait_view u, delta, A, Bmat, Cmat, Dvec, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse; /* as forward */
+  krait_view dout;           /* (B,D,L) */
+  krait_view dlast_state;    /* like last_state, or absent */
+  krait_view du, ddelta;     /* (B,D,L) */
+  krait_view dA;             /* (D,N) float32 / complex64 */
+  krait_view dB, dC;         /* like Bmat, Cmat */
+  krait_view dDvec, dz;      /* (D) float32; (B,D,L) */
+  krait_view ddelta_bias;    /* (D) float32 */
+  krait_view dinitial_state; /* like initial_state */
+  krait_view dA_reverse;
+} krait_selective_scan_bwd_args;
+
+KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);
+KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args, uint64_t *bytes);
+
+/* ==== mamba_inner (the inside of a Mamba-1 block) ============================================================
+ * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the first
+ * R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with delta, A, B, C, D,
+ * gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B and C only where Bmat, Cmat are
+ * absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x / sqrt(mean x^2 + eps) weight): of delta
+ * after dt_proj, of the columns of B and of C after their bias. Flags: KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there;
+ * KRAIT_SCAN_REVERSE lets time run backwards in the convolution too, as if xz, B, C and out were flipped.
+ * Everything between xz and out is float32, whatever the storage. CPU contexts only. */
+typedef struct krait_mamba_inner_args {
+  krait_call call;
+  int64_t B, D, L, N, W, R, M;
+  float eps;                       /* of the norms */
+  int32_t reserved;
+  krait_view xz;                   /* (B,2D,L) activation type: x, then z */
+  krait_view conv_weight;          /* (D,W) */
+  krait_view conv_bias;            /* (D) or absent */
+  krait_view x_proj_weight;        /* (R + columns of B + columns of C, D) */
+  krait_view dt_proj_weight;       /* (D,R) */
+  krait_view out_proj_weight;      /* (M,D); absent with M == 0 */
+  krait_view out_proj_bias;        /* (M) or absent */
+  krait_view A, A_reverse;         /* (D,N) float32 or complex64; A_reverse only with KRAIT_SCAN_BOTH */
+  krait_view Bmat, Cmat;           /* absent, or as for the scan with G == 1 */
+  krait_view Dvec, delta_bias;     /* (D) float32 or absent */
+  krait_view B_proj_bias, C_proj_bias; /* (columns) or absent */
+  krait_view dt_norm_weight;       /* (D) or absent: no norm */
+  krait_view B_norm_weight, C_norm_weight; /* (N) or absent; not with complex A */
+  krait_view out;                  /* (B,L,M), or (B,D,L) with M == 0; any activation type */
+} krait_mamba_inner_args;
+
+KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inner_args *args);
+KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args, uint64_t *bytes);
+
+/* The forward call saves nothing: all of it but the output projection is computed again. */
+typedef struct krait_mamba_inner_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, D, L, N, W, R, M;
+  float eps;
+  int32_t reserved;
+  krait_view xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat, Cmat, Dvec,
+      delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight; /* as forward */
+  krait_view dout;                 /* like out */
+  krait_view dxz;                  /* (B,2D,L) */
+  krait_view dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight, dout_proj_bias; /* like their inputs */
+  krait_view dA, dA_reverse;       /* (D,N) type of A */
+  krait_view dB, dC;               /* like Bmat, Cmat */
+  krait_view dDvec, ddelta_bias;   /* (D) float32 */
+  krait_view dB_proj_bias, dC_proj_bias, ddt_norm_weight, dB_norm_weight, dC_norm_weight;
+} krait_mamba_inner_bwd_args;
+
+KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
+KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args, uint64_t *bytes);
+
+/* One decoding step: dt = dt + dt_bias, softplus if asked; state = exp(dt A) state + dt B x; out = sum_n C state + D x;
+ * times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
+#define KRAIT_UPDATE_SOFTPLUS 1u
+typedef struct krait_state_update_args {
+  krait_call call;
+  int64_t B, H, P, N, G, n_states; /* H % G == 0 */
+  krait_view state;               /* (n_states,H,P,N) any float type, read and written */
+  krait_view x, dt;               /* (B,H,P) */
+  krait_view A;                   /* (H,P,N) float32 */
+  krait_view Bmat, Cmat;          /* (B,G,N) */
+  krait_view Dvec, dt_bias;       /* (H,P) or absent */
+  krait_view z;                   /* (B,H,P) or absent */
+  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view out;                 /* (B,H,P) type of x */
+} krait_state_update_args;
+
+KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
+KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const krait_state_update_args *args, uint64_t *bytes);
+
+/* ==== norms ==================================================================================================
+ * add_norm: v = x rowscale (+ x1) (+ residual); out = (v - mean) / sqrt(var + eps) weight + bias, or with RMS
+ * v / sqrt(mean v^2 + eps) weight + bias; residual_out = v. weight1/bias1 give a second output out1 from the same
+ * statistics. Rows are R, features M. */
+#define KRAIT_NORM_RMS 1u
+typedef struct krait_add_norm_args {
+  krait_call call;
+  int64_t R, M;
+  float eps;
+  int32_t reserved;
+  krait_view x;             /* (R,M) */
+  krait_view x1;            /* (R,M) or absent */
+  krait_view residual;      /* (R,M) or absent */
+  krait_view rowscale;      /* (R) or absent: multiplies x */
+  krait_view weight, bias;  /* (M); either may be absent (1, 0) */
+  krait_view weight1, bias1;
+  krait_view out, out1;     /* (R,M); out1 only with weight1; out may be x itself */
+  krait_view residual_out;  /* (R,M) or absent; may be residual itself */
+} krait_add_norm_args;
+KRAIT_API int32_t krait_add_norm(const krait_ctx *ctx, const krait_add_norm_args *args);
+KRAIT_API int32_t krait_add_norm_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_args *args, uint64_t *bytes);
+
+typedef struct krait_add_norm_bwd_args {
+  krait_call call;
+  int64_t R, M;
+  float eps;
+  int32_t reserved;
+  krait_view v;                         /* (R,M) residual_out of the forward call (x itself if nothing was added) */
+  krait_view rowscale, weight, weight1; /* as forward */
+  krait_view dout, dout1, dresidual_out;/* any may be absent */
+  krait_view dx, dx1, dresidual;        /* dx = rowscale dv; dx1 = dresidual = dv */
+  krait_view dweight, dbias, dweight1, dbias1;
+} krait_add_norm_bwd_args;
+KRAIT_API int32_t krait_add_norm_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *args);
+KRAIT_API int32_t krait_add_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_bwd_args *args, uint64_t *bytes);
+
+/* gated_norm: norm(x) weight + bias times silu(z), or with KRAIT_GATED_NORM_GATE_FIRST norm(x silu(z)) weight + bias.
+ * Statistics over contiguous groups of group_size features. */
+#define KRAIT_GATED_NORM_RMS 1u
+#define KRAIT_GATED_NORM_GATE_FIRST 2u
+typedef struct krait_gated_norm_args {
+  krait_call call;
+  int64_t R, M, group_size; /* M % group_size == 0 */
+  float eps;
+  int32_t reserved;
+  krait_view x;            /* (R,M) */
+  krait_view z;            /* (R,M) or absent */
+  krait_view weight, bias; /* (M); bias may be absent */
+  krait_view out;          /* (R,M) type of x */
+} krait_gated_norm_args;
+KRAIT_API int32_t krait_gated_norm(const krait_ctx *ctx, const krait_gated_norm_args *args);
+KRAIT_API int32_t krait_gated_norm_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_args *args, uint64_t *bytes);
+
+typedef struct krait_gated_norm_bwd_args {
+  krait_call call;
+  int64_t R, M, group_size;
+  float eps;
+  int32_t reserved;
+  krait_view x, z, weight, bias;
+  krait_view dout;
+  krait_view dx, dz, dweight, dbias;
+} krait_gated_norm_bwd_args;
+KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args);
+KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args, uint64_t *bytes);
+
+/* ==== layers ================================================================================================= */
+/* out = residual + act(A B + bias): rows M, inputs K, outputs N. The product of positions and a layer's weights; for a
+ * weight stored (N,K) give Bmat the strides {1, K}. */
+typedef struct krait_gemm_args {
+  krait_call call;
+  int64_t M, N, K;
+  int32_t activation;   /* KRAIT_ACT_* */
+  int32_t reserved;
+  krait_view A;         /* (M,K) activation type */
+  krait_view Bmat;      /* (K,N) any float type */
+  krait_view bias;      /* (N) any float type, or absent */
+  krait_view residual;  /* (M,N) type of A, or absent */
+  krait_view out;       /* (M,N) type of A; may be residual itself (same strides) */
+} krait_gemm_args;
+
+KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
+KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

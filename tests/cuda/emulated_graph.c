@@ -1,0 +1,124 @@
+/* emulated_graph.c: a planned graph on a GPU whose kernels run on the host: the same results as on the CPU, launched one by one at first, then as
+ * one graph of the driver; new addresses, states, a stream that its owner records. Usage: emulated_graph LIBRARY. */
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "cuda.h"
+#include "emulator/emulator.h"
+#include "graph_parts.h"
+#include "graph_runner.h"
+#include "op_list.h"
+
+enum { B = 3, D = 24, W = 4, N = B * D };
+
+static uint32_t random_state;
+static float draw(void) {
+  random_state = random_state * 1664525u + 1013904223u;
+  return ((float)(random_state >> 8) * 0x1p-24f - 0.5f) * 2;
+}
+
+typedef struct model {
+  krait_ctx *ctx;
+  kr_graph *g;
+  kr_tensor x, y;
+  kr_runner *r;
+} model;
+
+/* One step of a convolution with its state; then a norm, a gate and the step itself again. Host memory is device memory here. */
+static model open_model(int32_t device, const float *weight) {
+  model m = {0};
+  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER}, &m.ctx), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
+  kr_graph *g = m.g;
+  const kr_dims rows = KR_DIMS(B, D);
+  m.x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(B, D, 1));
+  m.y = kr_graph_output(g, "y", KRAIT_F32, rows);
+  const kr_tensor w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight), past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
+  const kr_tensor stepped = kr_graph_call(g, "step", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU, .x = kr_graph_view(g, m.x), .conv_state = kr_graph_view(g, past),
+                                          .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  const kr_tensor flat = kr_graph_reshape(g, stepped, rows), gated = kr_graph_temp(g, KRAIT_F32, rows);
+  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_ask()});
+  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed, kr_graph_reshape(g, m.x, rows), gated);
+  kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 0.5f}, gated, flat, m.y);
+  if (kr_graph_plan(g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_graph_check_plan(g), KRAIT_OK);
+  assert_int_equal(kr_runner_open(g, &m.r), KRAIT_OK);
+  return m;
+}
+
+static void close_model(model *m) {
+  kr_runner_close(&m->r);
+  kr_graph_close(&m->g);
+  krait_ctx_close(&m->ctx);
+}
+
+static void run(model *m, const float *x, float *y, void *stream) {
+  memset(y, 0xfb, N * sizeof *y);
+  assert_int_equal(kr_runner_bind(m->r, m->x, (void *)x), KRAIT_OK);
+  assert_int_equal(kr_runner_bind(m->r, m->y, y), KRAIT_OK);
+  if (kr_runner_run(m->r, stream) < 0) fail_msg("%s", krait_error_detail());
+}
+
+static void steps_are_those_of_the_cpu(void **state) {
+  static float weight[D * W], x[2][N], y[2][N], want[N];
+  (void)state;
+  random_state = 9;
+  for (int i = 0; i < D * W; i++) weight[i] = draw();
+  model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
+  int n_recorded = 0;
+  for (int t = 0; t < 12; t++) { /* the addresses change after six steps, and the states go on; then everything begins again */
+    const int at = t >= 6;
+    for (int i = 0; i < N; i++) x[at][i] = draw();
+    if (t == 10) assert_int_equal(kr_runner_reset(cpu.r, NULL), KRAIT_OK), assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
+    run(&cpu, x[at], want, NULL);
+    run(&gpu, x[at], y[at], NULL);
+    for (int i = 0; i < N; i++)
+      if (!(fabsf(y[at][i] - want[i]) <= 1e-5f * (1 + fabsf(want[i])))) fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
+    n_recorded += gpu.r->recorded != NULL;
+  }
+  assert_int_equal(n_recorded, 10); /* all but the first run with each pair of addresses */
+  close_model(&cpu);
+  close_model(&gpu);
+}
+
+static void a_recorded_stream_gets_the_launches(void **state) {
+  static float weight[D * W], x[N], y[N], want[N];
+  void *stream = NULL, *graph = NULL;
+  (void)state;
+  random_state = 4;
+  for (int i = 0; i < D * W; i++) weight[i] = draw();
+  for (int i = 0; i < N; i++) x[i] = draw();
+  model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
+  run(&gpu, x, y, NULL);
+  assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
+  assert_int_equal(kr_cuda_stream_open(gpu.ctx->cuda, &stream), KRAIT_OK);
+  assert_int_equal(kr_cuda_graph_begin(gpu.ctx->cuda, stream), KRAIT_OK);
+  run(&gpu, x, y, stream);
+  assert_int_equal(kr_cuda_graph_end(gpu.ctx->cuda, stream, &graph), KRAIT_OK);
+  assert_null(gpu.r->recorded);
+  for (int t = 0; t < 3; t++) {
+    run(&cpu, x, want, NULL);
+    assert_int_equal(kr_cuda_graph_launch(gpu.ctx->cuda, graph, stream), KRAIT_OK);
+    for (int i = 0; i < N; i++) assert_float_equal(y[i], want[i], 1e-5f);
+  }
+  kr_cuda_graph_close(gpu.ctx->cuda, &graph);
+  kr_cuda_stream_close(gpu.ctx->cuda, &stream);
+  close_model(&cpu);
+  close_model(&gpu);
+}
+
+int main(int argc, char **argv) {
+  const char *module, *tier, *text;
+  size_t bytes;
+  if (argc < 2) return 2;
+  setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=16,record=1", 1);
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  if (!kr_cuda_built_tiers()) return 77;
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
+    if (strcmp(tier, "hopper") != 0) kr_emulated_name(text, module);
+  const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu), cmocka_unit_test(a_recorded_stream_gets_the_launches)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

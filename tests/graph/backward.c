@@ -1,0 +1,329 @@
+/* backward.c: gradients that are derived from a graph: against finite differences in float64 where values are used twice, in part, and spread; the
+ * same bits with values computed again; nothing for what is frozen; and what a gradient cannot do. Then rewrites: on and off give the same, and a
+ * wrong one is found. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "../test.h"
+#include "graph_parts.h"
+#include "graph_rewrite.h"
+#include "graph_runner.h"
+#include "op_list.h"
+
+enum { B = 2, L = 6, D = 4, H = 10, MOST = 4096 };
+
+static uint32_t random_state;
+static double draw(void) {
+  random_state = random_state * 1664525u + 1013904223u;
+  return ((double)(random_state >> 8) * 0x1p-24 - 0.5) * 2;
+}
+
+static krait_ctx *open_ctx(void) {
+  krait_ctx *ctx = NULL;
+  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+/* A small model with its parameters, and room for the gradient of each. */
+enum { X, W_IN, B_IN, NORM, W_CONV, W_GATE, SCALE, N_INPUTS };
+static const char *const names[N_INPUTS] = {"x", "w_in", "b_in", "norm", "w_conv", "w_gate", "scale"};
+typedef struct model {
+  kr_graph *g;
+  int32_t dtype;
+  kr_tensor in[N_INPUTS], y, dy;
+  kr_gradient wanted[N_INPUTS];
+  double values[N_INPUTS][256], seed[256];
+  int64_t n[N_INPUTS];
+} model;
+
+static krait_view v(const model *m, kr_tensor t) { return kr_graph_view(m->g, t); }
+
+static void record_inputs(model *m) {
+  const kr_dims dims[N_INPUTS] = {KR_DIMS(B * L, D), KR_DIMS(D, H), KR_DIMS(H), KR_DIMS(D), KR_DIMS(D, 3), KR_DIMS(D, D), KR_DIMS(1, D)};
+  for (int i = 0; i < N_INPUTS; i++) {
+    m->in[i] = kr_graph_input(m->g, names[i], m->dtype, dims[i]);
+    m->n[i] = kr_dims_elements(dims[i]);
+  }
+}
+
+/* x goes into a norm and around it; h is read in parts that overlap; the convolution runs along time with channels last. */
+static void record(model *m, int again) {
+  kr_graph *g = m->g;
+  record_inputs(m);
+  const kr_tensor *in = m->in;
+  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-2f, .x = v(m, in[X]), .weight = v(m, in[NORM]), .out = kr_graph_ask()});
+  const kr_tensor h = kr_graph_call(g, "lift", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = v(m, normed), .Bmat = v(m, in[W_IN]), .bias = v(m, in[B_IN]), .out = kr_graph_ask()});
+  const kr_tensor left = kr_graph_slice(g, h, 1, 0, D), middle = kr_graph_slice(g, h, 1, 3, D), right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, and so do middle and right */
+  const kr_tensor channels = kr_graph_permute(g, kr_graph_reshape(g, left, KR_DIMS(B, L, D)), (int[]){0, 2, 1});
+  const kr_tensor convolved = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
+  kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU, .x = v(m, channels), .weight = v(m, in[W_CONV]),
+                .out = v(m, kr_graph_permute(g, kr_graph_reshape(g, convolved, KR_DIMS(B, L, D)), (int[]){0, 2, 1}))});
+  const kr_tensor gated = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)), scaled = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
+  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f}, middle, convolved, gated);
+  kr_graph_pointwise(g, "scale", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated, kr_graph_spread(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
+  const kr_tensor mixed = kr_graph_call(g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_ask()});
+  const kr_tensor sum = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)), twice = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
+  kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, mixed, in[X], sum);
+  kr_graph_pointwise(g, "right", (krait_pointwise_args){.x_scale = 1, .y_scale = -0.75f}, sum, right, twice);
+  m->y = kr_graph_output(g, "y", m->dtype, KR_DIMS(B * L, D));
+  kr_graph_pointwise(g, "last", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, twice, scaled, m->y);
+  if (again)
+    for (int i = 0; i < 5; i++) kr_graph_recompute(g, (kr_tensor[]){normed, h, convolved, gated, scaled}[i]);
+}
+
+static void record_gradient(model *m, uint32_t frozen) {
+  int n = 0;
+  m->dy = kr_graph_input(m->g, "dy", m->dtype, KR_DIMS(B * L, D));
+  for (int i = 0; i < N_INPUTS; i++)
+    if (!(frozen >> i & 1)) m->wanted[n++] = (kr_gradient){m->in[i], kr_graph_output(m->g, names[i], m->dtype, kr_graph_dims(m->g, m->in[i]))};
+  assert_int_equal(kr_graph_backward(m->g, &(kr_gradient){m->y, m->dy}, 1, m->wanted, n), KRAIT_OK);
+}
+
+static void fill(model *m) {
+  random_state = 77;
+  for (int i = 0; i < N_INPUTS; i++)
+    for (int k = 0; k < 256; k++) m->values[i][k] = draw();
+  for (int k = 0; k < 256; k++) m->seed[k] = draw();
+}
+
+/* Everything through float64 arrays, whatever the graph's type. */
+typedef struct result {
+  double y[256], gradients[N_INPUTS][256];
+} result;
+
+static void convert(int32_t dtype, const double *from, void *to, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    if (dtype == KRAIT_F64) ((double *)to)[i] = from[i];
+    else ((float *)to)[i] = (float)from[i];
+  }
+}
+static void convert_back(int32_t dtype, const void *from, double *to, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = dtype == KRAIT_F64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
+}
+
+static void run(model *m, uint32_t frozen, result *out) {
+  kr_runner *r = NULL;
+  static double in[N_INPUTS][256], gradients[N_INPUTS][256], y[256], dy[256];
+  assert_int_equal(kr_runner_open(m->g, &r), KRAIT_OK);
+  memset(r->memory, 0xfb, kr_graph_bytes(m->g));
+  memset(gradients, 0, sizeof gradients);
+  for (int i = 0; i < N_INPUTS; i++) convert(m->dtype, m->values[i], in[i], m->n[i]), kr_runner_bind(r, m->in[i], in[i]);
+  convert(m->dtype, m->seed, dy, B * L * D);
+  kr_runner_bind(r, m->y, y);
+  int n = 0;
+  if (m->dy) kr_runner_bind(r, m->dy, dy);
+  for (int i = 0; i < N_INPUTS && m->dy; i++)
+    if (!(frozen >> i & 1)) kr_runner_bind(r, m->wanted[n++].at, gradients[i]);
+  assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+  convert_back(m->dtype, y, out->y, B * L * D);
+  for (int i = 0; i < N_INPUTS; i++) convert_back(m->dtype, gradients[i], out->gradients[i], m->n[i]);
+  kr_runner_close(&r);
+}
+
+static void make(model *m, int32_t dtype, int again, int with_gradient, uint32_t frozen) {
+  memset(m, 0, sizeof *m);
+  m->dtype = dtype;
+  fill(m);
+  assert_int_equal(kr_graph_open(&m->g), KRAIT_OK);
+  record(m, again);
+  if (kr_graph_status(m->g) < 0) fail_msg("%s", krait_error_detail());
+  if (with_gradient) record_gradient(m, frozen);
+}
+
+static double loss(model *m) {
+  result r;
+  double sum = 0;
+  run(m, 0, &r);
+  for (int i = 0; i < B * L * D; i++) sum += r.y[i] * m->seed[i];
+  return sum;
+}
+
+static void agrees_with_finite_differences(void **state) {
+  static model m, forward;
+  static result r;
+  (void)state;
+  make(&m, KRAIT_F64, 0, 1, 0);
+  make(&forward, KRAIT_F64, 0, 0, 0);
+  assert_int_equal(kr_graph_plan(m.g, NULL, KR_PLAN_REFERENCE), KRAIT_OK);
+  assert_int_equal(kr_graph_plan(forward.g, NULL, KR_PLAN_REFERENCE), KRAIT_OK);
+  run(&m, 0, &r);
+  for (int i = 0; i < N_INPUTS; i++)
+    for (int64_t k = 0; k < m.n[i]; k++) {
+      const double step = 1e-3, at = forward.values[i][k];
+      double f[4];
+      for (int s = 0; s < 4; s++) forward.values[i][k] = at + step * (double[]){1, -1, 2, -2}[s], f[s] = loss(&forward);
+      forward.values[i][k] = at;
+      const double want = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * step), got = r.gradients[i][k];
+      if (!(fabs(want - got) <= 1e-7 * (1 + fabs(want)))) fail_msg("gradient of %s[%d] is %.12g, differences give %.12g", names[i], (int)k, got, want);
+    }
+  kr_graph_close(&m.g);
+  kr_graph_close(&forward.g);
+}
+
+static int n_live(const kr_graph *g) {
+  int n = 0;
+  for (size_t i = 0; i < g->nodes.n; i++) n += !KR_NODE(g, i)->dead;
+  return n;
+}
+
+static void computing_again_changes_no_bit(void **state) {
+  static model m[2];
+  static result r[2];
+  krait_ctx *ctx = open_ctx();
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    make(&m[i], KRAIT_F32, i, 1, 0);
+    assert_int_equal(kr_graph_plan(m[i].g, ctx, 0), KRAIT_OK);
+    run(&m[i], 0, &r[i]);
+  }
+  assert_true(n_live(m[1].g) > n_live(m[0].g));
+  assert_memory_equal(&r[0], &r[1], sizeof r[0]);
+  for (int i = 0; i < 2; i++) kr_graph_close(&m[i].g);
+  krait_ctx_close(&ctx);
+}
+
+static void what_is_frozen_costs_nothing(void **state) {
+  static model all, some;
+  static result with, without;
+  krait_ctx *ctx = open_ctx();
+  const uint32_t frozen = 1u << X | 1u << W_IN | 1u << B_IN | 1u << NORM;
+  (void)state;
+  make(&all, KRAIT_F32, 0, 1, 0);
+  make(&some, KRAIT_F32, 0, 1, frozen);
+  assert_int_equal(kr_graph_plan(all.g, ctx, 0), KRAIT_OK);
+  assert_int_equal(kr_graph_plan(some.g, ctx, 0), KRAIT_OK);
+  run(&all, 0, &with);
+  run(&some, frozen, &without);
+  for (size_t n = 0; n < some.g->nodes.n; n++) {
+    const char *name = KR_NODE(some.g, n)->name;
+    if (strncmp(name, "lift.", 5) == 0 || strncmp(name, "norm.", 5) == 0) fail_msg("%s is computed for nobody", name);
+  }
+  for (int i = W_CONV; i < N_INPUTS; i++) assert_memory_equal(with.gradients[i], without.gradients[i], sizeof with.gradients[i]);
+  kr_graph_close(&all.g);
+  kr_graph_close(&some.g);
+  krait_ctx_close(&ctx);
+}
+
+/* ---- what a gradient cannot do ---- */
+
+static void expect(kr_graph **g, int32_t status, const char *sentence) {
+  assert_int_equal(kr_graph_status(*g), status);
+  assert_string_equal(krait_error_detail(), sentence);
+  kr_graph_close(g);
+}
+
+static void faults_are_named(void **state) {
+  kr_graph *g = NULL;
+  (void)state;
+  /* the convolution reads x, which is then overwritten */
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  const kr_dims dims = KR_DIMS(1, 3, 5);
+  kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
+  kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
+  kr_tensor y = kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  kr_graph_pointwise(g, "over", (krait_pointwise_args){.x_scale = 0}, 0, 0, h);
+  kr_gradient wanted = {w, 0};
+  kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
+  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node over (pointwise) overwrites double, which the gradient of node conv reads");
+
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
+  kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
+  kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
+  wanted = (kr_gradient){x, 0};
+  kr_graph_backward(g, &(kr_gradient){h, d}, 1, &wanted, 1);
+  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node conv (causal_conv1d) works in place on double: its gradient needs what was there before");
+
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  const kr_tensor past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(1, 3, 2));
+  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims);
+  y = kr_graph_call(g, "step", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, x), .conv_state = kr_graph_view(g, past), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  wanted = (kr_gradient){w, 0};
+  kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
+  expect(&g, KRAIT_ERR_UNSUPPORTED, "graph: node step: causal_conv1d_update has no gradient");
+
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  x = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, KR_DIMS(1, 5, 3));
+  wanted = (kr_gradient){x, 0};
+  kr_graph_backward(g, &(kr_gradient){x, d}, 1, &wanted, 1);
+  expect(&g, KRAIT_ERR_SHAPE, "graph: the gradient of x (1,3,5) cannot be d (1,5,3)");
+}
+
+/* ---- rewrites ---- */
+
+static double distance(const result *a, const result *b, const model *m) {
+  double worst = 0;
+  for (int i = 0; i < B * L * D; i++) worst = fmax(worst, fabs(a->y[i] - b->y[i]));
+  for (int i = 0; i < N_INPUTS; i++)
+    for (int64_t k = 0; k < m->n[i]; k++) worst = fmax(worst, fabs(a->gradients[i][k] - b->gradients[i][k]));
+  return worst;
+}
+
+/* A rewrite that forgets the other summand. */
+static int forget_a_summand(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  const kr_node *node = KR_NODE(g, n);
+  const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
+  (void)ctx;
+  if (node->op != &kr_op_pointwise || strcmp(node->name, "around") != 0 || !a->y.data) return 0;
+  kr_node_set(g, KR_NODE(g, n), offsetof(krait_pointwise_args, y), KR_IN, 0);
+  return 1;
+}
+
+static void rewrites_change_nothing(void **state) {
+  static model m[3];
+  static result r[3];
+  krait_ctx *ctx = open_ctx();
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    make(&m[i], KRAIT_F32, 0, 1, 0);
+    if (i == 1) kr_graph_rewrite_off(m[i].g, "all");
+    if (i == 2) assert_int_equal(kr_graph_rewrite(m[i].g, ctx, &(kr_rewrite){"planted", forget_a_summand}, 1), KRAIT_OK);
+    assert_int_equal(kr_graph_plan(m[i].g, ctx, 0), KRAIT_OK);
+    assert_int_equal(kr_graph_check_plan(m[i].g), KRAIT_OK);
+    run(&m[i], 0, &r[i]);
+  }
+  const double allowed = 1e-5, same = distance(&r[0], &r[1], &m[0]), planted = distance(&r[1], &r[2], &m[0]);
+  print_message("  with and without rewrites: %d and %d calls, results differ by %.2g; a planted fault by %.2g\n", n_live(m[0].g), n_live(m[1].g), same, planted);
+  assert_true(same <= allowed && planted > 100 * allowed);
+  for (size_t n = 0; n < m[0].g->nodes.n; n++) assert_string_not_equal(KR_NODE(m[0].g, n)->name, "around"); /* the product before it adds */
+  for (int i = 0; i < 3; i++) kr_graph_close(&m[i].g);
+
+  kr_graph *g = NULL;
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  kr_graph_rewrite_off(g, "add_to_product");
+  expect(&g, KRAIT_ERR_ARGUMENT, "graph: there is no rewrite 'add_to_product'");
+  krait_ctx_close(&ctx);
+}
+
+/* x + y, then its norm, both read later: one call that writes both. */
+static void a_norm_adds(void **state) {
+  krait_ctx *ctx = open_ctx();
+  float x[12], y[12], h[2][12], n[2][12];
+  (void)state;
+  for (int i = 0; i < 12; i++) x[i] = (float)draw(), y[i] = (float)draw();
+  for (int off = 0; off < 2; off++) {
+    kr_graph *g = NULL;
+    kr_runner *r = NULL;
+    assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+    const kr_dims dims = KR_DIMS(3, 4);
+    const kr_tensor a = kr_graph_input(g, "a", KRAIT_F32, dims), b = kr_graph_input(g, "b", KRAIT_F32, dims), sum = kr_graph_output(g, "sum", KRAIT_F32, dims), normed = kr_graph_output(g, "normed", KRAIT_F32, dims);
+    kr_graph_pointwise(g, "add", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, a, b, sum);
+    kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1e-5f, .x = kr_graph_view(g, sum), .out = kr_graph_view(g, normed)});
+    if (off) kr_graph_rewrite_off(g, "add_into_norm");
+    assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
+    assert_int_equal(n_live(g), off ? 2 : 1);
+    assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
+    kr_runner_bind(r, a, x), kr_runner_bind(r, b, y), kr_runner_bind(r, sum, h[off]), kr_runner_bind(r, normed, n[off]);
+    assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+    kr_runner_close(&r);
+    kr_graph_close(&g);
+  }
+  for (int i = 0; i < 12; i++) assert_float_equal(h[0][i], h[1][i], 1e-6f), assert_float_equal(n[0][i], n[1][i], 1e-5f);
+  krait_ctx_close(&ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit), cmocka_unit_test(what_is_frozen_costs_nothing),
+                                     cmocka_unit_test(faults_are_named), cmocka_unit_test(rewrites_change_nothing), cmocka_unit_test(a_norm_adds)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
