@@ -1,13 +1,15 @@
 /* demangle.c: reads enough of the Itanium C++ name grammar to print torch's functions: nested names, constructors, builtin
  * and pointer types, substitutions, template arguments. What it cannot read stays as it is. */
+#define _GNU_SOURCE
 #include <string.h>
 
 #include "doc.h"
 
-enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24, MAX_ARGUMENTS = 16 };
+enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24, MAX_ARGUMENTS = 16, MAX_STEPS = 2000, MAX_TEXT = 2000, MAX_NAME = 2000 };
 
 typedef struct reader {
-  doc *d;
+  kr_arena *arena; /* of this name alone: what is built on the way goes with it */
+  int n_steps;
   const char *p;
   int failed, depth, n_subs, n_arguments, arguments_depth, is_signature;
   const char *subs[MAX_SUBSTITUTIONS], *arguments[MAX_ARGUMENTS]; /* arguments: of the function's own template, which T_ means */
@@ -21,7 +23,14 @@ static const char *fail(reader *r) {
   return "";
 }
 
+/* Substitutions double a text with a few letters: neither steps nor length may run away. */
+static const char *bounded(reader *r, const char *text) {
+  if (++r->n_steps > MAX_STEPS || strnlen(text, MAX_TEXT + 1) > MAX_TEXT) return fail(r);
+  return text;
+}
+
 static const char *remember(reader *r, const char *text) {
+  text = bounded(r, text);
   if (r->n_subs < MAX_SUBSTITUTIONS) r->subs[r->n_subs++] = text;
   return text;
 }
@@ -39,7 +48,7 @@ static const char *read_identifier(reader *r) {
   size_t n = 0;
   while (*r->p >= '0' && *r->p <= '9' && n < 1000) n = n * 10 + (size_t)(*r->p++ - '0');
   if (!n || n > strlen(r->p)) return fail(r);
-  const char *text = kr_arena_copy(r->d->arena, r->p, n);
+  const char *text = kr_arena_copy(r->arena, r->p, n);
   r->p += n;
   if (strncmp(text, "_GLOBAL__N", 10) == 0) text = "(anonymous)";
   while (*r->p == 'B') { /* ABI tags */
@@ -80,24 +89,25 @@ static const char *read_literal(reader *r) {
   r->p += *minus != '\0';
   size_t n = strspn(r->p, "0123456789");
   if (!n || r->p[n] != 'E') return fail(r);
-  const char *digits = kr_arena_print(r->d->arena, "%s%.*s", minus, (int)n, r->p);
+  const char *digits = kr_arena_print(r->arena, "%s%.*s", minus, (int)n, r->p);
   r->p += n + 1;
   static const char *const ends[][2] = {{"int", ""}, {"unsigned int", "u"}, {"long", "l"}, {"unsigned long", "ul"}, {"long long", "ll"}, {"unsigned long long", "ull"}};
   if (strcmp(type, "bool") == 0) return *digits == '0' ? "false" : "true";
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-    if (strcmp(type, ends[i][0]) == 0) return kr_arena_print(r->d->arena, "%s%s", digits, ends[i][1]);
-  return kr_arena_print(r->d->arena, "(%s)%s", type, digits);
+    if (strcmp(type, ends[i][0]) == 0) return kr_arena_print(r->arena, "%s%s", digits, ends[i][1]);
+  return kr_arena_print(r->arena, "(%s)%s", type, digits);
 }
 
 /* The arguments between I or J and E, separated by commas. */
 static const char *read_arguments(reader *r) {
   const char *arguments[MAX_ARGUMENTS], *const last_name = r->last_name;
-  kr_text text = kr_text_begin(r->d->arena);
+  kr_text text = kr_text_begin(r->arena);
   int n = 0;
   if (++r->depth > MAX_DEPTH) return fail(r);
   r->arguments_depth++;
   for (r->p++; *r->p != 'E' && !r->failed; n++) {
-    const char *argument = *r->p == 'L' ? read_literal(r) : *r->p == 'J' ? read_arguments(r) : read_type(r);
+    const char *argument = bounded(r, *r->p == 'L' ? read_literal(r) : *r->p == 'J' ? read_arguments(r) : read_type(r));
+    if (text.length > MAX_TEXT) return fail(r);
     kr_text_print(&text, "%s%s", text.length && *argument ? ", " : "", argument);
     if (n < MAX_ARGUMENTS) arguments[n] = argument;
   }
@@ -112,7 +122,7 @@ static const char *read_arguments(reader *r) {
   return text.at;
 }
 
-static const char *read_template_arguments(reader *r) { return kr_arena_print(r->d->arena, "<%s>", read_arguments(r)); }
+static const char *read_template_arguments(reader *r) { return kr_arena_print(r->arena, "<%s>", read_arguments(r)); }
 
 /* T_, T0_, T1_ */
 static const char *read_template_parameter(reader *r) {
@@ -141,11 +151,12 @@ static const char *read_part(reader *r, const char *prefix) {
   if ((*r->p == 'C' || *r->p == 'D') && r->p[1] >= '0' && r->p[1] <= '9') {
     const char *tilde = *r->p == 'D' ? "~" : "";
     r->p += 2;
-    return kr_arena_print(r->d->arena, "%s%s%s%s", prefix, glue, tilde, r->last_name ? r->last_name : "");
+    return kr_arena_print(r->arena, "%s%s%s%s", prefix, glue, tilde, r->last_name ? r->last_name : "");
   }
-  if (*r->p == 'I') return kr_arena_print(r->d->arena, "%s%s", prefix, read_template_arguments(r));
-  if (*r->p >= '0' && *r->p <= '9') return kr_arena_print(r->d->arena, "%s%s%s", prefix, glue, read_identifier(r));
-  return kr_arena_print(r->d->arena, "%s%s%s", prefix, glue, read_operator(r));
+  if (r->failed) return "";
+  if (*r->p == 'I') return bounded(r, kr_arena_print(r->arena, "%s%s", prefix, read_template_arguments(r)));
+  if (*r->p >= '0' && *r->p <= '9') return kr_arena_print(r->arena, "%s%s%s", prefix, glue, read_identifier(r));
+  return kr_arena_print(r->arena, "%s%s%s", prefix, glue, read_operator(r));
 }
 
 static const char *read_nested(reader *r, int *is_const) {
@@ -169,13 +180,13 @@ static const char *read_named_type(reader *r) {
   int is_const = 0, is_new = 1;
   const char *name;
   if (*r->p == 'N') name = read_nested(r, &is_const);
-  else if (*r->p == 'S' && r->p[1] == 't') r->p += 2, name = kr_arena_print(r->d->arena, "std::%s", read_identifier(r));
+  else if (*r->p == 'S' && r->p[1] == 't') r->p += 2, name = kr_arena_print(r->arena, "std::%s", read_identifier(r));
   else if (*r->p == 'S') name = read_substitution(r), is_new = 0;
   else name = read_identifier(r);
   if (r->failed) return "";
   if (is_new) remember(r, name);
   if (*r->p != 'I') return name;
-  return remember(r, kr_arena_print(r->d->arena, "%s%s", name, read_template_arguments(r)));
+  return remember(r, kr_arena_print(r->arena, "%s%s", name, read_template_arguments(r)));
 }
 
 static const char *read_type(reader *r) {
@@ -186,7 +197,7 @@ static const char *read_type(reader *r) {
     r->p++;
     const char *inner = read_type(r);
     const char *mark = suffix == 'P' ? "*" : suffix == 'R' ? "&" : suffix == 'O' ? "&&" : " const";
-    text = remember(r, kr_arena_print(r->d->arena, "%s%s", inner, mark));
+    text = remember(r, kr_arena_print(r->arena, "%s%s", inner, mark));
   } else if (suffix == 'T') {
     text = remember(r, read_template_parameter(r));
   } else if ((text = builtin(suffix))) {
@@ -203,26 +214,46 @@ static const char *read_function_name(reader *r, int *is_const) {
   const char *name = read_identifier(r);
   if (*r->p != 'I' || r->failed) return name;
   remember(r, name);
-  return kr_arena_print(r->d->arena, "%s%s", name, read_template_arguments(r));
+  return kr_arena_print(r->arena, "%s%s", name, read_template_arguments(r));
+}
+
+/* The part of a template's name that everybody knows by another: one std::string is as long as all the rest. */
+static const char *shorten_strings(doc *d, const char *text) {
+  static const char *const longs[] = {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char>>", "std::basic_string<char, std::char_traits<char>, std::allocator<char>>"};
+  kr_text out = kr_text_begin(d->arena);
+  for (const char *p = text; *p;) {
+    int found = 0;
+    for (size_t i = 0; i < 2 && !found; i++)
+      if (strncmp(p, longs[i], strlen(longs[i])) == 0) kr_text_print(&out, "std::string"), p += strlen(longs[i]), found = 1;
+    if (!found) kr_text_add(&out, p++, 1);
+  }
+  return out.at;
+}
+
+static const char *demangle(kr_arena *arena, const char *name) {
+  reader r = {.arena = arena, .p = name + 2};
+  int is_const = 0;
+  const char *function = read_function_name(&r, &is_const);
+  kr_text text = kr_text_begin(arena);
+  if (!*r.p) return r.failed ? name : function; /* a variable */
+  r.is_signature = 1;
+  if (function[strlen(function) - (*function != '\0')] == '>') read_type(&r); /* a template's signature begins with what it returns */
+  kr_text_print(&text, "%s(", function);
+  for (int i = 0; *r.p && !r.failed && text.length <= MAX_TEXT; i++) {
+    if (i == 0 && strcmp(r.p, "v") == 0) break;
+    kr_text_print(&text, "%s%s", i ? ", " : "", read_type(&r));
+  }
+  kr_text_print(&text, ")%s", is_const ? " const" : "");
+  return r.failed || text.length > MAX_TEXT ? name : text.at;
 }
 
 const char *doc_demangle(doc *d, const char *name) {
   const char *inner = strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel of one source file alone */
   if (inner) name = inner + 1;
-  reader r = {.d = d, .p = name + 2};
-  int is_const = 0;
-  if (strncmp(name, "_Z", 2) != 0 || strlen(name) > 2000) return name;
-  if (*r.p == 'T' || *r.p == 'G') return name;
-  const char *function = read_function_name(&r, &is_const);
-  kr_text text = kr_text_begin(d->arena);
-  if (!*r.p) return r.failed ? name : function; /* a variable */
-  r.is_signature = 1;
-  if (function[strlen(function) - (*function != '\0')] == '>') read_type(&r); /* a template's signature begins with what it returns */
-  kr_text_print(&text, "%s(", function);
-  for (int i = 0; *r.p && !r.failed; i++) {
-    if (i == 0 && strcmp(r.p, "v") == 0) break;
-    kr_text_print(&text, "%s%s", i ? ", " : "", read_type(&r));
-  }
-  kr_text_print(&text, ")%s", is_const ? " const" : "");
-  return r.failed ? name : text.at;
+  if (strncmp(name, "_Z", 2) != 0 || strnlen(name, MAX_NAME + 1) > MAX_NAME || name[2] == 'T' || name[2] == 'G') return name;
+  kr_arena *arena = kr_arena_open();
+  if (!arena) return name;
+  const char *text = demangle(arena, name), *kept = text == name || kr_arena_failed(arena) ? name : shorten_strings(d, text);
+  kr_arena_close(&arena);
+  return kept;
 }

@@ -99,6 +99,17 @@ static void check_nvcc(doc *d) {
   if (torch && torch / 10 != have / 10) doc_evidence(d, doc_report(d, "B06", NULL, "", majors), "%s; torch %s", d->nvcc_path, d->torch);
 }
 
+/* --torch 2.8.0+cpu, and something that asks for torch's CUDA libraries. */
+static void report_cpu_option(doc *d) {
+  if (!d->options.torch || !strstr(d->options.torch, "+cpu")) return;
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!file->is_cuda || !file->is_extension) continue;
+    doc_evidence(d, doc_report(d, "D07", NULL, "torch", NULL), "%s asks for libraries that only a torch with CUDA has", file->name);
+    return;
+  }
+}
+
 void doc_diagnose_driver(doc *d) {
   check_runtimes(d);
   if (d->is_environment || d->options.driver) check_floor(d);
@@ -110,5 +121,6 @@ void doc_diagnose_driver(doc *d) {
     doc_evidence(d, f, "%s has no libtorch_cuda.so", d->torch_lib);
     if (f && !d->gpus.n) f->severity = KR_WARN; /* where no GPU is known, it may be what was wanted */
   }
+  report_cpu_option(d);
   check_nvcc(d);
 }

@@ -86,6 +86,29 @@ static const char *lost_kernels(doc *d, const doc_file *file, int verdicts) {
   return n ? text.at : "";
 }
 
+/* The capability that an optional file was written for and what serves the others, by the tables; NULL. */
+const kr_row *doc_optional_row(const doc *d, const doc_file *file) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "optional", &at));)
+    if (strcmp(row->column[0], file->package) == 0 && strstr(file->path, row->column[1])) return row;
+  return NULL;
+}
+
+/* A part for other GPUs is no fault where something else serves this one: it is told with --all. */
+static int is_served(const doc *d, const char *package) {
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (strcmp(file->package, package) == 0 && file->n_judged && file->verdict <= KRAIT_VERDICT_JIT) return 1;
+  }
+  return 0;
+}
+
+static void set_optional(doc *d, doc_finding *f, const kr_row *row) {
+  if (!f || !row || (*row->column[2] && doc_covers(row->column[2], doc_main_cc(d))) || (!*row->column[4] && !is_served(d, row->column[0]))) return;
+  f->severity = KR_INFO, f->hidden = 1;
+  doc_evidence(d, f, "no fault: this part of %s is for sm %s; %s serves other GPUs", row->column[0], row->column[2], row->column[3]);
+}
+
 /* Nobody compiles general code for one GPU alone: arch-specific and family images are chosen by a test of the GPU. */
 static int lost_is_specific(const doc_file *file, int verdicts) {
   for (size_t i = 0; i < file->containers.n; i++) {
@@ -101,6 +124,7 @@ static void report_partial(doc *d, const doc_file *file, int verdicts) {
   const char *keys[] = {"cc", nth_cc(d), "names", lost_kernels(d, file, verdicts), NULL};
   doc_finding *f = doc_report(d, "K02", file, "", keys);
   add_image_evidence(d, f, file, verdicts);
+  set_optional(d, f, doc_optional_row(d, file));
   if (f && picks_kernels(d, file)) {
     f->severity = KR_INFO, f->hidden = 1;
     doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is no fault");
@@ -138,6 +162,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   doc_finding *f = doc_report(d, id, file, "", keys);
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
   add_image_evidence(d, f, file, NONE);
+  set_optional(d, f, doc_optional_row(d, file));
   if (!f || !row || strcmp(row->column[4], "no") != 0) return;
   doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
   size_t n = 0;
@@ -157,6 +182,26 @@ static void judge_lost(doc *d, const doc_file *file) {
   if (count_lost(file, ZSTD_BLOCKED)) add_image_evidence(d, doc_report(d, "K11", file, "", NULL), file, ZSTD_BLOCKED);
 }
 
+static void judge_hollow(doc *d, const doc_file *file) {
+  int n = 0, full = 0;
+  for (size_t i = 0; i < file->containers.n; i++) {
+    const doc_container *c = KR_AT(file->containers, doc_container, i);
+    if (c->verdict > KRAIT_VERDICT_JIT || !c->n_hollow) continue;
+    n += c->n_hollow;
+    for (size_t k = 0; k < c->bodies.n; k++) full = KR_AT(c->bodies, doc_bodies, k)->full_sm;
+  }
+  if (!n) return;
+  const kr_row *row = doc_optional_row(d, file);
+  const char *number = kr_arena_print(d->arena, "%d kernel%s", n, n == 1 ? "" : "s"), *how = file->verdict == KRAIT_VERDICT_JIT ? "the PTX for an older GPU" : "the code for an older GPU";
+  const char *keys[] = {"cc", nth_cc(d), "hollow", how, "n", number, "full", kr_arena_print(d->arena, "%d.%d%s", full / 4 / 10, full / 4 % 10, full % 4 ? "a" : ""), NULL};
+  doc_finding *f = doc_report(d, "K20", file, "", keys);
+  doc_evidence(d, f, "their code is at most %d bytes beside kilobytes for %d.%d", 256, full / 4 / 10, full / 4 % 10);
+  if (f && row) {
+    f->severity = KR_WARN;
+    doc_evidence(d, f, "%s serves this GPU: trouble only where the program forces this part", row->column[3]);
+  }
+}
+
 static int runs_only_across_tegra(const doc *d, const doc_file *file) {
   int cc = doc_main_cc(d), tegra = kr_tables_is_tegra(d->tables, cc), n = 0;
   if (file->verdict != KRAIT_VERDICT_NATIVE_MINOR) return 0;
@@ -173,6 +218,7 @@ static int runs_only_across_tegra(const doc *d, const doc_file *file) {
 }
 
 static void judge_running(doc *d, const doc_file *file) {
+  judge_hollow(d, file);
   const char *keys[] = {"cc", nth_cc(d), "set", doc_print_set(d, file), NULL};
   if (runs_only_across_tegra(d, file)) doc_report(d, "K16", file, "", keys);
   if (file->verdict != KRAIT_VERDICT_JIT) return;

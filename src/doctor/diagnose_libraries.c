@@ -25,14 +25,19 @@ static int is_below(const char *path, const char *folder, const char *rest) {
 
 /* The library of this name that `import torch` loads: out of its own folder, or of the nvidia packages. Its name then wins over every path. */
 static const doc_file *loaded_with_torch(const doc *d, const char *name) {
-  for (size_t i = 0; i < d->files.n; i++) {
+  const size_t *at = kr_names_find(&d->loaded, name);
+  return at && *at ? KR_AT(d->files, doc_file, *at - 1) : NULL;
+}
+
+static void index_loaded(doc *d) {
+  for (size_t i = d->files.n; i-- > 0;) { /* the first of a name is the one that stays */
     const doc_file *file = KR_AT(d->files, doc_file, i);
-    if (file->in_wheel || (strcmp(file->name, name) != 0 && strcmp(file->soname, name) != 0)) continue;
-    if (is_below(file->path, d->torch_lib, "/")) return file;
-    for (size_t k = 0; k < d->sites.n; k++)
-      if (is_below(file->path, DOC_TEXT(d->sites, k), "/nvidia/")) return file;
+    int is_loaded = is_below(file->path, d->torch_lib, "/");
+    for (size_t k = 0; k < d->sites.n; k++) is_loaded |= is_below(file->path, DOC_TEXT(d->sites, k), "/nvidia/");
+    if (file->in_wheel || !is_loaded) continue;
+    *kr_names_put(d->arena, &d->loaded, file->name) = i + 1;
+    if (*file->soname) *kr_names_put(d->arena, &d->loaded, file->soname) = i + 1;
   }
-  return NULL;
 }
 
 /* There, but where the loader does not look. */
@@ -63,11 +68,12 @@ static void check_needed(doc *d, const doc_file *file) {
     if (loaded_with_torch(d, name)) continue;
     if (!row && !file->is_cuda) continue;
     n_other++;
-    const char *package = row ? row->column[2] : kr_arena_print(d->arena, "the package that brings %s", name);
-    const char *keys[] = {"lib", name, "of", doc_major_of(d, row), "package", package, NULL};
+    const char *keys[] = {"lib", name, "of", doc_major_of(d, row), "library_install", doc_install_library(d, name, file->package), NULL};
     doc_finding *f = doc_report(d, "L01", file, "", keys);
     doc_evidence(d, f, "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch", name);
     add_nearby(d, f, name);
+    const kr_row *optional = doc_optional_row(d, file);
+    if (f && optional && !*optional->column[2]) f->severity = KR_INFO, f->hidden = 1, doc_evidence(d, f, "no fault: %s serves without it", optional->column[3]);
   }
   doc_finding *f = n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
   if (f) f->hidden = !d->log.given; /* true of every extension: news only to somebody with an error */
@@ -171,12 +177,38 @@ static const char *machine_name(doc *d, int machine) {
   return machine == KR_ELF_X86_64 ? "x86_64" : machine == KR_ELF_AARCH64 ? "aarch64" : kr_arena_print(d->arena, "ELF machine %d", machine);
 }
 
-static int check_machine(doc *d, const doc_file *file) {
-  if (file->kind != KRAIT_FILE_ELF || !d->machine || (file->machine == d->machine && file->bits == 64)) return 0;
-  const char *built = file->bits == 64 ? machine_name(d, file->machine) : kr_arena_print(d->arena, "%s, 32-bit", machine_name(d, file->machine));
-  const char *keys[] = {"built", built, "machine", machine_name(d, d->machine), NULL};
-  doc_report(d, "L05", file, "", keys);
-  return 1;
+static int is_foreign(const doc *d, const doc_file *file) { return file->kind == KRAIT_FILE_ELF && d->machine && (file->machine != d->machine || file->bits != 64); }
+
+/* What pip has to fetch again, on the right machine. */
+static const char *fetch_again(doc *d, const kr_list *files) {
+  kr_text out = kr_text_begin(d->arena);
+  kr_names seen = {0};
+  int has_torch = 0;
+  for (size_t i = 0; i < files->n; i++) {
+    const doc_file *file = *KR_AT(*files, const doc_file *, i);
+    if (!*file->package || !*file->package_version || file->in_wheel || (*kr_names_put(d->arena, &seen, file->package))++) continue;
+    if (strcmp(file->package, "torch") == 0) has_torch = 1;
+    else kr_text_print(&out, " %s==%.*s", file->package, (int)strcspn(file->package_version, "+"), file->package_version);
+  }
+  const char *torch = has_torch ? doc_torch_install(d) : "";
+  if (!out.length) return torch;
+  return kr_arena_print(d->arena, "%s%spip install --force-reinstall --no-deps%s", torch, *torch ? " && " : "", out.at);
+}
+
+/* Files of another processor are one trouble, however many they are. */
+static void check_machines(doc *d) {
+  kr_list foreign = KR_LIST(const doc_file *);
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if ((file->is_cuda || file->is_extension) && is_foreign(d, file)) *(const doc_file **)kr_list_push(d->arena, &foreign) = file;
+  }
+  if (!foreign.n) return;
+  const doc_file *file = *KR_AT(foreign, const doc_file *, 0);
+  const char *built = file->bits == 64 ? machine_name(d, file->machine) : kr_arena_print(d->arena, "%s, 32-bit", machine_name(d, file->machine)), *again = fetch_again(d, &foreign);
+  const char *keys[] = {"built", built, "machine", machine_name(d, d->machine), "machine_fix", *again ? again : kr_arena_print(d->arena, "take the wheel tagged %s", machine_name(d, d->machine)), NULL};
+  doc_finding *f = doc_report(d, "L05", file, "", keys);
+  for (size_t i = 1; i < foreign.n && i < 6; i++) doc_evidence(d, f, "also %s", (*KR_AT(foreign, const doc_file *, i))->name);
+  if (foreign.n > 6) doc_evidence(d, f, "and %zu more", foreign.n - 6);
 }
 
 /* ---- S05: LD_LIBRARY_PATH ---- */
@@ -232,10 +264,12 @@ static void check_requirement(doc *d, const char *line) {
 
 void doc_diagnose_libraries(doc *d) {
   const doc_package *torch = doc_find_package(d, "torch");
+  index_loaded(d);
+  check_machines(d);
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->is_cuda && !file->is_extension) continue;
-    if (check_machine(d, file)) continue;
+    if (is_foreign(d, file) || file->is_unused) continue;
     check_versions(d, file);
     check_elements(d, file, *file->runpath ? file->runpath : file->rpath, *file->runpath ? "RUNPATH" : "RPATH");
     if (d->is_environment && !file->in_wheel && !file->is_torch) check_needed(d, file);

@@ -5,7 +5,7 @@
 
 #include "doc.h"
 
-enum { MAX_KEYS = 24 };
+enum { MAX_KEYS = 40 };
 
 typedef struct hit_keys {
   const char *at[MAX_KEYS + 1];
@@ -25,6 +25,7 @@ static const char *taken(const doc_hit *hit, const char *name) {
 }
 
 static int is(const doc_hit *hit, const char *id) { return strcmp(hit->rule->id, id) == 0; }
+static int begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
 static int log_suggests(const doc *d, const char *id) {
   for (size_t i = 0; i < d->log.hits.n; i++)
@@ -40,160 +41,431 @@ static int already_found(const doc *d, const char *ids) {
   return 0;
 }
 
-/* The package that a hit is about: of its own line, the one named last before it, else of the library that the text names last. */
-static const char *package_of(const doc *d, const doc_hit *hit) {
-  const char *package = doc_package_in(d, hit->line);
-  if (!*package) package = hit->near;
-  if (hit->rule->stage == KR_STAGE_IMAGE) return package; /* which file fails only bytes can say */
-  for (size_t i = d->log.files.n; i-- > 0 && !*package;) package = doc_package_in(d, DOC_TEXT(d->log.files, i));
-  return *package || !d->log.names.n ? package : DOC_TEXT(d->log.names, d->log.names.n - 1);
+/* ---- what the hit is about ---- */
+static int is_someone(const char *package) { return *package && strcmp(package, "torch") != 0; }
+
+/* The package of its own line, the one named last before it, that of the innermost frame, of the library or the name that the text has last. torch only
+ * when nobody else is there: it is on every path. */
+static const char *package_of(doc *d, const doc_hit *hit) {
+  const char *here = doc_package_in(d, hit->line), *owner = d->log.owner ? d->log.owner : "";
+  if (is_someone(here)) return here;
+  if (is_someone(hit->near)) return hit->near;
+  if (is_someone(owner)) return owner;
+  if (hit->rule->stage != KR_STAGE_IMAGE || *owner) /* which file fails only bytes can say */
+    for (size_t i = d->log.files.n; i-- > 0;)
+      if (is_someone(doc_package_in(d, DOC_TEXT(d->log.files, i)))) return doc_package_in(d, DOC_TEXT(d->log.files, i));
+  if (hit->rule->stage != KR_STAGE_IMAGE && d->log.names.n) return DOC_TEXT(d->log.names, d->log.names.n - 1);
+  return *here ? here : hit->near;
 }
 
-static const char *library_of_log(const doc *d) {
-  const char *path = d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "";
-  const char *slash = strrchr(path, '/');
+static const char *base_of(const char *path) {
+  const char *slash = strrchr(path, '/'), *other = strrchr(path, '\\');
+  if (other && (!slash || other > slash)) slash = other;
   return slash ? slash + 1 : path;
 }
 
+/* The library that a line is about: in front of ": undefined symbol", behind "required by", else the last that the text names. */
+static const char *library_of(doc *d, const doc_hit *hit) {
+  kr_list keys = KR_LIST(const char *);
+  if (doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) || doc_match(d, "(required by %s{x})", hit->line, &keys)) {
+    const char *path = DOC_TEXT(keys, 1);
+    size_t n = strlen(path);
+    return kr_arena_copy(d->arena, path, n && path[n - 1] == ')' ? n - 1 : n);
+  }
+  return d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "";
+}
+
 /* The text may name a library that has nothing to do with the hit: without code for a GPU is what the bytes say, so there its own line must name it. */
-static int is_about_library(const doc *d, const doc_hit *hit) {
-  const char *name = library_of_log(d);
-  return *name && (strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY);
+static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *path = library_of(d, hit), *name = base_of(path), *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
+  if (!*name || !(strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY)) return;
+  if (*folder == '/' && !strstr(path, "-packages/") && strrchr(folder, '/') > folder) d->log.source = kr_arena_copy(d->arena, folder, (size_t)(strrchr(folder, '/') - folder)); /* X/vllm/_C.so: X is a checkout */
+  const doc_file file = {.path = path, .name = name};
+  const char *shown = doc_shown_name(&file);
+  size_t dot = (size_t)(strrchr(shown, '/') ? strrchr(shown, '/') + 1 - shown : 0);
+  put(keys, "file", shown);
+  put(keys, "ext", kr_arena_copy(d->arena, shown, strncmp(shown + dot, "lib", 3) == 0 ? strlen(shown) : dot + strcspn(shown + dot, ".")));
 }
 
+/* ---- symbols ---- */
 static int is_torch_symbol(const char *symbol) {
-  return strstr(symbol, "N3c10") || strstr(symbol, "NK3c10") || strstr(symbol, "N2at") || strstr(symbol, "NK2at") || strstr(symbol, "5torch") || strstr(symbol, "6caffe2");
+  return strstr(symbol, "N3c10") || strstr(symbol, "NK3c10") || strstr(symbol, "N2at") || strstr(symbol, "NK2at") || strstr(symbol, "5torch") || strstr(symbol, "6caffe2") || begins(symbol, "aoti_torch_") ||
+         begins(symbol, "torch_");
 }
 
-static int sm_of(const char *text) { return atoi(strncmp(text, "sm_", 3) == 0 ? text + 3 : text); }
+/* pip's wheels: old up to 2.6, but for 2.6 with CUDA 12.6; new from 2.7 on. */
+static int abi_of_torch(const doc *d) {
+  if (d->torch_abi == DOC_ABI_OLD || d->torch_abi == DOC_ABI_NEW) return d->torch_abi;
+  if (!d->torch_number || strstr(d->torch, "a0")) return DOC_ABI_UNKNOWN;
+  if (d->torch_number == 206) return strstr(d->torch, "cu126") ? DOC_ABI_NEW : DOC_ABI_OLD;
+  return d->torch_number >= 207 ? DOC_ABI_NEW : DOC_ABI_OLD;
+}
 
-/* Values that need more than the text; 0: the hit is no finding after all. */
+static const char *print_first_last(doc *d, int first, int last) {
+  if (first && last) return kr_arena_print(d->arena, "%s to %s", kr_print_torch(d->arena, first), kr_print_torch(d->arena, last));
+  return kr_arena_print(d->arena, "%s %s", first ? ">=" : "<=", kr_print_torch(d->arena, first ? first : last));
+}
+
+/* Which of the reasons for a missing name it is: another string ABI, another torch, another libstdc++ or Python. 0: this rule's is not it. */
 static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
-  int first, last;
-  const char *symbol = d->log.symbol ? d->log.symbol : "";
-  if (is(hit, "S01")) {
-    if (!is_torch_symbol(symbol) || log_suggests(d, "S02")) return 0;
+  const char *symbol = doc_symbol_in(d, hit->line);
+  if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
+  int abi = doc_abi_of_name(symbol), torch = abi_of_torch(d), is_abi = is_torch_symbol(symbol) && ((abi == DOC_ABI_OLD && torch != DOC_ABI_OLD) || (abi == DOC_ABI_NEW && torch == DOC_ABI_OLD));
+  int first = 0, last = 0;
+  if (is(hit, "S01") && strstr(hit->line, "undefined symbol")) {
+    if (!is_torch_symbol(symbol) || is_abi) return 0;
     kr_list one = {.at = &symbol, .n = 1, .item_bytes = sizeof symbol};
     doc_torch_range(d, &one, &first, &last);
-    put(keys, "symbol", doc_demangle(d, symbol));
-    if (first || last) put(keys, "range", kr_arena_print(d->arena, "%s%s", first ? ">= " : "<= ", kr_print_torch(d->arena, first ? first : last)));
+    if (first || last) put(keys, "range", print_first_last(d, first, last));
   }
   if (is(hit, "S02")) {
-    int old = strstr(symbol, "Ss") != NULL && !strstr(symbol, "cxx11");
-    put(keys, "ext_abi", old ? "old" : "new (cxx11)");
-    put(keys, "torch_abi", old ? "new (cxx11)" : "old");
-    put(keys, "TRUE", old ? "TRUE" : "FALSE");
+    if (!is_abi) return 0;
+    put(keys, "ext_abi", abi == DOC_ABI_OLD ? "old" : "new (cxx11)");
+    put(keys, "ext_flag", abi == DOC_ABI_OLD ? "_GLIBCXX_USE_CXX11_ABI=0" : "_GLIBCXX_USE_CXX11_ABI=1");
+    put(keys, "torch_abi", abi == DOC_ABI_OLD ? "new (cxx11)" : "old");
+    put(keys, "TRUE", abi == DOC_ABI_OLD ? "TRUE" : "FALSE");
   }
-  if (is(hit, "S03") && !log_suggests(d, "S01")) return 0;
+  if (hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY) put(keys, "symbol", doc_demangle(d, symbol));
+  if (is(hit, "S03") && !log_suggests(d, "S01") && !log_suggests(d, "S02")) return 0;
   return 1;
 }
 
-static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const char *arch = taken(hit, "arch");
-  int sm = sm_of(arch), need = kr_tables_first_cuda_for(d->tables, strncmp(arch, "sm_", 3) == 0 ? arch + 3 : arch);
-  if (is(hit, "B01") && sm < 75) return 0;
-  if (is(hit, "B02") && sm >= 75) return 0;
-  if (is(hit, "B01") || is(hit, "B02")) put(keys, "arch", kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
-  if (is(hit, "B10")) need = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 128;
-  if (is(hit, "B01") && (kr_parse_tenths(d->log.nvcc) || kr_parse_tenths(d->nvcc) >= need)) /* this machine's need not be the one that failed */
-    put(keys, "nvcc", *d->log.nvcc ? d->log.nvcc : "of the log");
-  if (need) put(keys, "need", kr_print_tenths(d->arena, need)), put(keys, "need_dash", kr_arena_print(d->arena, "%d-%d", need / 10, need % 10));
-  if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel", taken(hit, "module"))) return 0;
-  if (is(hit, "B08")) put(keys, "first", d->log.first_error ? kr_arena_print(d->arena, "\"%.60s\"", d->log.first_error) : "further up, outside of this text");
-  return 1;
+/* ---- libraries ---- */
+static const char *release_words(doc *d, const char *section, const char *version) {
+  const kr_row *row, *found = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, section, &at));)
+    if (kr_compare_versions(version, row->column[0]) >= 0) found = row;
+  return found ? found->column[1] : "";
 }
 
-static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const char *lib = taken(hit, "lib");
+static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *name = kr_arena_print(d->arena, "nccl%s", taken(hit, "nccl_symbol"));
+  const kr_row *row = kr_tables_find(d->tables, "nccl", name), *torch = doc_torch_row(d, d->torch_number);
+  const char *want = torch && *torch->column[5] ? torch->column[5] : row ? row->column[1] : "";
+  if (!*taken(hit, "nccl_symbol")) return;
+  put(keys, "symbol", name);
+  put(keys, "nccl", kr_parse_tenths(d->torch_cuda) >= 130 ? "nvidia-nccl-cu13" : kr_parse_tenths(d->torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11" : "nvidia-nccl-cu12");
+  put(keys, "nccl_want", want);
+}
+
+/* The command that brings a library, or a build of the package that fits the CUDA that is there. */
+const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const kr_row *row = kr_tables_find(d->tables, "soname", lib);
+  int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
+  if (row && begins(row->column[2], "apt:")) return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
+  if (want && have && want != have && is_someone(package)) return "{rebuild}"; /* it was built for another CUDA than torch */
+  return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2]) : kr_arena_print(d->arena, "install the package that brings %s; the tables do not know it", lib);
+}
+
+static const char *cudnn_major(const char *text) {
+  for (const char *p = text; (p = strstr(p, "cudnn")); p++) {
+    const char *so = strstr(p, ".so."), *mark = strstr(p, "64_");
+    if (so && so - p < 40 && (so[4] == '8' || so[4] == '9')) return so[4] == '8' ? "8" : "9";
+    if (mark && mark - p < 40 && (mark[3] == '8' || mark[3] == '9')) return mark[3] == '8' ? "8" : "9";
+  }
+  return "";
+}
+
+static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *major = cudnn_major(hit->line);
+  kr_list names = KR_LIST(const char *);
+  put(keys, "major", major);
+  if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library %w{x}", hit->line, &names) || doc_match(d, "%w{x}: cannot open", hit->line, &names)) put(keys, "lib", DOC_TEXT(names, 1));
+  put(keys, "cudnn_install", *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
+  put(keys, "cudnn_path", "export LD_LIBRARY_PATH=$(python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0] + \"/lib\")'):$LD_LIBRARY_PATH");
+}
+
+static void fill_cudnn_versions(doc *d, const doc_hit *hit, hit_keys *keys) {
+  static const char *const sides[][4] = {{"want", "w1", "w2", "w3"}, {"have", "h1", "h2", "h3"}};
+  for (int i = 0; i < 2; i++)
+    if (*taken(hit, sides[i][1])) put(keys, sides[i][0], kr_arena_print(d->arena, "cuDNN %s.%s.%s", taken(hit, sides[i][1]), taken(hit, sides[i][2]), taken(hit, sides[i][3])));
+}
+
+static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *number = taken(hit, "bnb"), *version = doc_version_of(d, "bitsandbytes");
+  int is_source = strstr(hit->line, ".egg") || strstr(hit->line, "/bitsandbytes/bitsandbytes/") || strstr(version, "dev");
+  for (size_t i = 0; i < d->log.files.n; i++) is_source |= strstr(DOC_TEXT(d->log.files, i), ".egg/") || strstr(DOC_TEXT(d->log.files, i), "/bitsandbytes/bitsandbytes/");
+  if (is_source) put(keys, "source_build", "source");
+  if (strlen(number) == 3) put(keys, "bnb_cuda", kr_arena_print(d->arena, "%.2s.%s", number, number + 2));
+  const char *release = doc_command(d, "release", "bitsandbytes", is_source ? "" : version, "");
+  put(keys, "bnb_install", *release ? release : "pip install --force-reinstall --no-deps bitsandbytes==0.45.5");
+}
+
+static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
+  static const char *const names[][2] = {{"need_cxx", "GLIBCXX"}, {"need_abi", "CXXABI"}, {"need_gcc", "GCC"}};
+  const char *gcc = "13";
+  for (int i = 0; i < 3; i++) {
+    if (!*taken(hit, names[i][0])) continue;
+    const char *need = kr_arena_print(d->arena, "%s_%s", names[i][1], taken(hit, names[i][0]));
+    const kr_row *row = kr_tables_find(d->tables, "gcc", need);
+    put(keys, "need", need);
+    if (row) gcc = row->column[1];
+  }
+  kr_list where = KR_LIST(const char *);
+  if (doc_match(d, "%s{x}: version `", hit->line, &where)) put(keys, "where", DOC_TEXT(where, 1));
+  put(keys, "gcc", gcc);
+}
+
+static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+  const char *lib = taken(hit, "lib");
   if (is(hit, "L01")) {
-    if (strncmp(lib, "libc10", 6) == 0 || strncmp(lib, "libtorch", 8) == 0 || strncmp(lib, "libcuda.so", 10) == 0) return 0;
-    put(keys, "of", doc_major_of(d, row));
-    put(keys, "package", row ? row->column[2] : kr_arena_print(d->arena, "the package that brings %s", lib));
+    if (begins(lib, "libc10") || begins(lib, "libtorch") || begins(lib, "libcuda.so") || begins(lib, "libcudnn") || begins(lib, "libbitsandbytes") || begins(lib, "cudnn")) return 0;
+    if (*taken(hit, "plain_lib")) put(keys, "lib", kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib")));
+    put(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
+    put(keys, "library_install", doc_install_library(d, lib, package));
   }
   if (is(hit, "L07")) { /* L03 and L04 have their own texts */
-    const char *need = taken(hit, "need"), *slash = strrchr(lib, '/');
-    if (strncmp(need, "GLIBC", 5) == 0 || strncmp(need, "CXXABI", 6) == 0 || strncmp(need, "GCC_", 4) == 0) return 0;
-    put(keys, "lib", slash ? slash + 1 : lib);
+    const char *need = taken(hit, "need");
+    if (begins(need, "GLIBC") || begins(need, "CXXABI") || begins(need, "GCC_")) return 0;
+    put(keys, "lib", base_of(lib));
   }
-  if (is(hit, "L04") && *taken(hit, "need")) put(keys, "need", kr_arena_print(d->arena, "GLIBCXX_%s", taken(hit, "need")));
+  if (is(hit, "S05")) {
+    static const char *const names[] = {"cublas", "cudnn", "cudart", "cusparse", "cusolver", "nvrtc", "nvJitLink"};
+    const char *symbol = doc_symbol_in(d, hit->line);
+    if (strstr(hit->line, "not defined in file") && !*lib) return 0;
+    if (begins(lib, "GLIBC") || begins(lib, "CXXABI") || begins(lib, "libc.so")) return 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !*lib; i++)
+      if (begins(symbol, names[i]) || (i == 2 && begins(symbol, "cuda"))) put(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
+    if (*taken(hit, "jit")) put(keys, "lib", "libnvJitLink.so.12");
+    put(keys, "user_lib", base_of(taken(hit, "user_lib")));
+    put(keys, "symbol", *taken(hit, "symbol") ? taken(hit, "symbol") : symbol);
+  }
+  if (is(hit, "S06")) fill_nccl(d, hit, keys);
+  if (is(hit, "L03")) put(keys, "glibc_system", release_words(d, "glibc", taken(hit, "need")));
+  if (is(hit, "L04")) fill_libstdcxx(d, hit, keys);
+  if (is(hit, "L08")) fill_bitsandbytes(d, hit, keys);
+  if (is(hit, "L09")) fill_cudnn(d, hit, keys);
+  if (is(hit, "L10")) fill_cudnn_versions(d, hit, keys);
+  if (is(hit, "L06")) put(keys, "lib", lib);
+  return 1;
+}
+
+/* ---- packages that go together ---- */
+static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+  const kr_row *row, *pair = NULL;
+  if (is(hit, "P02")) {
+    static const char *const members[] = {"torchvision", "torchaudio"};
+    for (int i = 0; i < 2; i++)
+      if (strstr(hit->line, members[i]) || (i == 1 && strstr(hit->line, "TorchAudio"))) *package = members[i];
+    if (strstr(hit->line, "ops") && strstr(hit->line, "C++") && !is_someone(*package)) *package = "torchvision";
+    if (strstr(hit->line, "(you have ")) *package = strstr(hit->line, "xFormers") || !is_someone(*package) ? "xformers" : *package;
+    if (strstr(hit->line, "triton.ops")) *package = "bitsandbytes";
+    if (!is_someone(*package) || !doc_package_row(d, *package)) return 0;
+    for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));)
+      if (strcmp(row->column[0], *package) == 0 || strcmp(row->column[3], *package) == 0) pair = row;
+    if (pair) put(keys, "partner", strcmp(pair->column[0], *package) == 0 ? pair->column[3] : pair->column[0]);
+    put(keys, "pair", doc_pair_command(d, *package, pair));
+  }
+  if (is(hit, "P03")) {
+    if (!is_someone(*package) || !doc_package_row(d, *package) || kr_tables_has_word("torch packaging wheel setuptools", taken(hit, "module"))) return 0;
+    if (strstr(hit->line, "is not defined") && !strstr(taken(hit, "fn"), "cuda") && !doc_package_in(d, taken(hit, "fn"))[0]) return 0;
+    if (strstr(hit->line, "No module named") && !strstr(hit->line, "_cuda") && strcmp(doc_package_in(d, taken(hit, "module")), *package) != 0) return 0;
+    if (strstr(taken(hit, "module"), ".ops")) return 0;
+  }
+  return 1;
+}
+
+/* ---- driver ---- */
+static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "D01") && *taken(hit, "found")) {
     int found = atoi(taken(hit, "found"));
-    put(keys, "driver", kr_arena_print(d->arena, "for CUDA %d.%d", found / 1000, found / 10 % 100));
+    put(keys, "found_cuda", kr_arena_print(d->arena, "%d.%d", found / 1000, found / 10 % 100));
+    d->log.driver_cuda = found / 1000 * 10 + found / 10 % 10;
   }
+  if (is(hit, "D06")) put(keys, "branch", "580");
   if (is(hit, "W01") && *taken(hit, "tag")) {
     krait_wheel_name name = {.size = sizeof name};
     if (krait_wheel_name_parse(taken(hit, "tag"), &name) == KRAIT_OK) put(keys, "why", kr_arena_print(d->arena, "this Python, glibc or machine (it is for %s, %s)", name.python, name.platform));
   }
-  return 1;
 }
 
-static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys) {
-  if (is(hit, "K04")) return 0; /* only bytes can say so */
-  if (is(hit, "K14") && *taken(hit, "arch")) {
-    int cc = sm_of(taken(hit, "arch"));
-    put(keys, "cc", kr_print_cc(d->arena, cc));
-    put(keys, "index", doc_index_for(d, cc));
+/* ---- builds ---- */
+static const char *fill_words(doc *d, const char *text, const char *cuda) {
+  kr_text out = kr_text_begin(d->arena);
+  for (const char *p = text; *p;) {
+    if (begins(p, "%py%")) kr_text_print(&out, "%s", d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "3"), p += 4;
+    else if (begins(p, "%cuda%")) kr_text_print(&out, "%s", cuda), p += 6;
+    else kr_text_add(&out, p++, 1);
   }
+  return out.at;
+}
+
+static const char *dashed(doc *d, int tenths) { return kr_arena_print(d->arena, "%d-%d", tenths / 10, tenths % 10); }
+
+static void put_need(doc *d, hit_keys *keys, int need) {
+  if (!need) return;
+  put(keys, "need", kr_print_tenths(d->arena, need));
+}
+
+/* The toolkit to install where any would do: torch's own, else the oldest that knows the GPU. */
+static int usual_toolkit(doc *d) {
+  int of_torch = kr_parse_tenths(d->torch_cuda), of_gpu = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 0;
+  return of_torch > of_gpu ? of_torch : of_gpu >= 118 ? of_gpu : of_torch ? of_torch : 128;
+}
+
+static int fill_header(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *header = taken(hit, "header");
+  size_t n = strlen(header);
+  while (n && strchr("'\",:", header[n - 1])) n--;
+  header = kr_arena_copy(d->arena, header, n);
+  const kr_row *row = kr_tables_find(d->tables, "header", header);
+  if (!row) row = kr_tables_find(d->tables, "header", base_of(header));
+  put(keys, "header", header);
+  if (row) put(keys, "header_of", kr_arena_print(d->arena, "it belongs to %s", row->column[1]));
+  put(keys, "header_install", row ? fill_words(d, row->column[2], dashed(d, usual_toolkit(d))) : "");
+  return strstr(header, ".so") == NULL;
+}
+
+static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *arch = taken(hit, "arch");
+  arch = begins(arch, "sm_") ? arch + 3 : arch;
+  int sm = atoi(arch), need = kr_tables_first_cuda_for(d->tables, arch), have = kr_parse_tenths(d->log.nvcc);
+  if (is(hit, "B01") && sm && sm < 75) return 0;
+  if (is(hit, "B02") && sm >= 75) return 0;
+  if (is(hit, "B03")) return 1;
+  if (is(hit, "B11")) put(keys, "arch", kr_arena_print(d->arena, "sm_%s", arch));
+  else if (sm) put(keys, "arch", kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
+  if (have) put(keys, "nvcc", d->log.nvcc); /* this machine's need not be the one that failed */
+  else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put(keys, "nvcc", d->nvcc);
+  put_need(d, keys, need);
   return 1;
 }
 
-static const char *check_for(int stage) {
-  if (stage == KR_STAGE_IMAGE) return "to be certain: krait doctor SITE-PACKAGES --gpu NAME reads what every library holds";
-  if (stage == KR_STAGE_SYMBOL) return "to be certain: krait doctor SITE-PACKAGES compares the library's names with torch's";
-  if (stage == KR_STAGE_DRIVER) return "to be certain: run krait doctor on the machine itself";
-  return "to be certain: krait doctor SITE-PACKAGES, or the file itself";
+static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
+  if (*taken(hit, "arch") && (is(hit, "B01") || is(hit, "B02") || is(hit, "B11"))) return fill_nvcc(d, hit, keys);
+  if (is(hit, "B10")) put_need(d, keys, usual_toolkit(d));
+  if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module"))) return 0;
+  if (is(hit, "B08") && d->log.first_error) put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
+  if (is(hit, "B09") && strstr(hit->line, "clang")) return 1;
+  if (is(hit, "B09") && !*taken(hit, "gcc_most")) put(keys, "gcc_most", "12");
+  if (is(hit, "B13") && !d->log.is_build) return 0;
+  if (is(hit, "R08") && (d->log.is_build || strstr(hit->line, "Killed signal"))) return 0;
+  if (is(hit, "B14")) return fill_header(d, hit, keys);
+  if (is(hit, "B15") && (strcmp(taken(hit, "plain"), "cuda") == 0 || strcmp(taken(hit, "plain"), "cuda:") == 0)) return 0;
+  if (is(hit, "B18")) put(keys, "arch_name", taken(hit, "arch_name"));
+  return 1;
 }
+
+/* ---- images ---- */
+static int torch_has(doc *d, int cc) {
+  const char *tag = strstr(d->torch, "+cu");
+  return cc && d->torch_number && doc_torch_index(d, d->torch_number, cc, tag ? tag + 1 : NULL) != NULL;
+}
+
+static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+  int cc = doc_main_cc(d);
+  if (is(hit, "K04")) return 0; /* only bytes can say so */
+  if (is(hit, "K14")) {
+    const char *arch = *taken(hit, "arch") ? taken(hit, "arch") : taken(hit, "capability");
+    if (*arch) cc = strchr(arch, '.') ? kr_parse_tenths(arch) : atoi(arch);
+    if (cc) put(keys, "cc", kr_print_cc(d->arena, cc)), put(keys, "index", doc_index_for(d, cc));
+  }
+  if (is(hit, "K18")) {
+    if (cc >= 80 && strstr(hit->line, "Ampere")) return 0;
+    const char *sm = taken(hit, "floor_sm");
+    if (strstr(hit->line, "triton GPU compiler")) put(keys, "floor", "7.0");
+    if (*sm) put(keys, "floor", kr_print_cc(d->arena, atoi(sm)));
+    if (!strstr(hit->line, "Ampere")) *package = "";
+  }
+  if (is(hit, "K21") && cc < 80) return 0;
+  if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
+  if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14"))) *package = ""; /* torch also reports the launches of others */
+  if ((is(hit, "K22") || is(hit, "K23")) && !is_someone(*package)) *package = "torch";
+  return 1;
+}
+
+static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
+  static const char *const libs[][2] = {{"cublas", "CUBLAS"}, {"cudnn", "CUDNN"}, {"cusolver", "CUSOLVER"}};
+  for (int i = 0; i < 3 && is(hit, "R06"); i++)
+    if (*taken(hit, libs[i][0])) put(keys, "lib", libs[i][1]), put(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
+  if (is(hit, "R05")) put(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
+}
+
+static const char *check_for(doc *d, int stage) {
+  const char *where = doc_command(d, "environment", "", "", "");
+  if (stage == KR_STAGE_IMAGE) return kr_arena_print(d->arena, "to be certain: krait doctor %s reads what every library holds", where);
+  if (stage == KR_STAGE_SYMBOL) return kr_arena_print(d->arena, "to be certain: krait doctor %s compares the library's names with torch's", where);
+  if (stage == KR_STAGE_DRIVER) return "to be certain: run krait doctor on the machine itself";
+  return kr_arena_print(d->arena, "to be certain: krait doctor %s", where);
+}
+
+/* ---- reporting ---- */
+static const char *log_file(doc *d) { return d->options.log_name && *d->options.log_name ? d->options.log_name : "error.txt"; }
 
 static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const char *package) {
   doc_finding *f = doc_report(d, hit->rule->id, NULL, package, keys->at);
   if (!f) return;
-  f->from_log = 1;
+  f->from_log = f->is_named = 1;
   f->confidence = hit->rule->log_confidence;
-  if (f->severity == KR_ERROR && f->confidence != 'C' && f->confidence != 'H') f->severity = KR_WARN;
-  doc_evidence(d, f, "the log: %.300s", hit->line);
+  if (hit->rule->severity != KR_INFO) f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* what a crash says is what went wrong, if not why */
+  doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
   if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
   if (d->log.is_frame_torch && is(hit, "K01")) doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
-  if (!*f->package && is(hit, "K01")) {
+  if (!f->fixes.n || (!*f->package && is(hit, "K01"))) {
     f->fixes.n = 0;
-    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "krait doctor --log THIS-TEXT SITE-PACKAGES%s", doc_main_cc(d) ? "" : " --gpu NAME"));
-    doc_add_text(d, &f->fixes, "then rebuild the library that it names, or take a newer release");
+    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "krait doctor --log %s %s", log_file(d), doc_command(d, "environment", "", "", "")));
+    doc_add_text(d, &f->fixes, "it names the library; then build that again, or take a newer release");
   }
-  if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(hit->rule->stage));
+  if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(d, hit->rule->stage));
 }
 
 /* B04 is about packages that set their own targets; one finding for each that the line names, or the whole text when the line names none. */
 static void report_arch_list(doc *d, const doc_hit *hit) {
   int is_here = *doc_package_in(d, hit->line) != '\0';
   for (size_t i = 0; i < d->log.names.n; i++) {
-    const kr_row *row = kr_tables_find(d->tables, "package", DOC_TEXT(d->log.names, i));
+    const kr_row *row = doc_package_row(d, DOC_TEXT(d->log.names, i));
     hit_keys keys = {.n = 0};
     if (row && strcmp(row->column[4], "no") == 0 && (!is_here || doc_is_named(row, hit->line))) report_hit(d, hit, &keys, row->column[0]);
   }
 }
 
+/* One sentence of a rule about a package; libraries that are missing are one by one. */
+static int is_said(doc *d, const doc_hit *hit, const char *package) {
+  if (is(hit, "L01") || is(hit, "W04") || is(hit, "R01")) return 0;
+  size_t *n = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "log\1%s\1%s", hit->rule->id, package));
+  return (*n)++ != 0;
+}
+
 static void judge_hit(doc *d, const doc_hit *hit) {
   static const struct { const char *id, *by; } explained[] = {
-      {"K01", "K01 K02 K03 K04 K05 K06 K07 K09 K10 K14"}, {"S01", "S01 S02"}, {"S02", "S02"}, {"S04", "S04"}, {"K08", "K08"}, {"K09", "K09"}, {"K14", "K14"},
-      {"L01", "L01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
-      {"K12", "K12"}, {"S06", "S06"}, {"D09", "D09"}};
+      {"K01", "K01 K02 K03 K04 K05 K06 K07 K09 K10 K14 K20"}, {"S01", "S01 S02 D07"}, {"S02", "S02 S01 D07"}, {"S04", "S04"}, {"K08", "K08"}, {"K09", "K09"}, {"K14", "K14"}, {"K17", "K17"},
+      {"L01", "L01 D07 P01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
+      {"K12", "K12"}, {"S05", "S05 L07"}, {"S06", "S06"}, {"D09", "D09"}, {"P02", "P01 P02 D07"}, {"L07", "L07"}};
   hit_keys keys = {.n = 0};
-  const char *package = kr_tables_has_word("K14 K15 D07", hit->rule->id) ? "torch" : package_of(d, hit);
+  const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch" : is(hit, "L08") ? "bitsandbytes" : hit->rule->stage == KR_STAGE_DRIVER && !is(hit, "D01") ? "" : package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)
     if (is(hit, explained[i].id) && already_found(d, explained[i].by)) return;
   if (is(hit, "B04")) {
     report_arch_list(d, hit);
     return;
   }
-  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys) || !fill_image(d, hit, &keys)) return;
+  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) || !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package)) return;
+  if (is_said(d, hit, package)) return;
+  fill_driver(d, hit, &keys);
+  fill_use(d, hit, &keys);
+  put_library(d, hit, &keys);
   for (size_t i = 0; i + 1 < hit->keys.n; i += 2) put(&keys, DOC_TEXT(hit->keys, i), DOC_TEXT(hit->keys, i + 1));
-  if (is_about_library(d, hit)) put(&keys, "ext", library_of_log(d)), put(&keys, "file", library_of_log(d));
   report_hit(d, hit, &keys, package);
+}
+
+/* What the bytes say of a file or package that the log names comes first. */
+static void mark_named(doc *d) {
+  kr_names named = {0};
+  for (size_t i = 0; i < d->log.files.n; i++) *kr_names_put(d->arena, &named, base_of(DOC_TEXT(d->log.files, i))) = 1;
+  for (size_t i = 0; i < d->log.hits.n; i++) {
+    const char *package = package_of(d, KR_AT(d->log.hits, doc_hit, i));
+    if (is_someone(package)) *kr_names_put(d->arena, &named, package) = 1;
+  }
+  for (size_t i = 0; i < d->findings.n; i++) {
+    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    f->is_named |= kr_names_find(&named, base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) || f->rule->stage == KR_STAGE_DRIVER;
+  }
 }
 
 /* K15 is certain only when the scanned torch runs by a lower minor version. */
 void doc_diagnose_log(doc *d) {
   for (size_t i = 0; i < d->log.hits.n; i++) judge_hit(d, KR_AT(d->log.hits, doc_hit, i));
+  if (d->log.given) mark_named(d);
   for (size_t i = 0; i < d->files.n && log_suggests(d, "K15"); i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (strncmp(file->name, "libtorch_cuda", 13) != 0 || file->verdict != KRAIT_VERDICT_NATIVE_MINOR) continue;

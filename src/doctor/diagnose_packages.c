@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "doc.h"
 
@@ -80,11 +81,20 @@ static void check_installed_tags(doc *d, const doc_package *p) {
 }
 
 /* ---- W02, W03 ---- */
+/* The same tag, or linux_x86_64 inside that auditwheel or a publisher made manylinux in the name. */
+static int is_repaired(const char *inside, const char *outside) {
+  const char *a = strrchr(inside, '-'), *b = strrchr(outside, '-');
+  if (!a || !b || a - inside != b - outside || strncmp(inside, outside, (size_t)(a - inside)) != 0) return 0;
+  size_t n = strlen(a), m = strlen(b);
+  if (strcmp(a, b) == 0) return 1;
+  return strncmp(a, "-linux_", 7) == 0 && strncmp(b, "-manylinux", 10) == 0 && n > 7 && m >= n - 7 && strcmp(a + 7, b + m - (n - 7)) == 0;
+}
+
 static void check_renamed(doc *d, const doc_file *about, const krait_wheel_name *name, const doc_package *inside) {
   const char *dist = doc_normalise(d, name->dist, strlen(name->dist));
   const char *version = kr_arena_print(d->arena, "%s%s%s", name->version, *name->local ? "+" : "", name->local);
   const char *tag = kr_arena_print(d->arena, "%s-%s-%s", name->python, name->abi, name->platform);
-  int tag_differs = inside->tags.n == 1 && !strchr(tag, '.') && strcmp(DOC_TEXT(inside->tags, 0), tag) != 0;
+  int tag_differs = inside->tags.n == 1 && !strchr(tag, '.') && !is_repaired(DOC_TEXT(inside->tags, 0), tag);
   int version_differs = *inside->version && strcmp(doc_normalise(d, version, strlen(version)), doc_normalise(d, inside->version, strlen(inside->version))) != 0;
   if (!*inside->name || (strcmp(dist, inside->name) == 0 && !version_differs && !tag_differs)) return;
   const char *keys[] = {"inside", kr_arena_print(d->arena, "%s %s%s%s", inside->name, inside->version, inside->tags.n ? ", " : "", inside->tags.n ? DOC_TEXT(inside->tags, 0) : ""), NULL};
@@ -154,13 +164,16 @@ static void check_published(doc *d, const char *file) {
 }
 
 /* ---- W05 ---- */
-static void check_copies(doc *d, const doc_package *p, size_t index) {
-  size_t at = index + 1;
-  const doc_package *other;
-  while ((other = doc_next_package(d, p->name, &at))) {
-    if (!*p->dist_info || !*other->dist_info || strcmp(p->version, other->version) == 0) continue;
-    int older = kr_compare_versions(p->version, other->version) < 0;
-    const char *keys[] = {"where", kr_arena_print(d->arena, "%s and %s", base_of(p->dist_info), base_of(other->dist_info)), "left", older ? p->dist_info : other->dist_info, NULL};
+/* From the first of the name against each of the others; the newest stays. */
+static void check_copies(doc *d, const doc_package *p) {
+  if (doc_find_package(d, p->name) != p) return;
+  const doc_package *newest = p;
+  for (const doc_package *other = p; other; other = doc_twin_package(d, other))
+    if (kr_compare_versions(newest->version, other->version) < 0) newest = other;
+  for (const doc_package *other = p; other; other = doc_twin_package(d, other)) {
+    if (!*p->dist_info || !*other->dist_info || strcmp(newest->version, other->version) == 0) continue;
+    const char *single = kr_arena_print(d->arena, "pip uninstall -y %s && rm -rf %s && pip install --no-deps %s==%.*s", p->name, other->dist_info, p->name, (int)strcspn(newest->version, "+"), newest->version);
+    const char *keys[] = {"where", kr_arena_print(d->arena, "%s and %s", base_of(newest->dist_info), base_of(other->dist_info)), "single", single, NULL};
     doc_report(d, "W05", NULL, p->name, keys);
   }
 }
@@ -183,14 +196,20 @@ static int is_twin(const doc *d, const doc_file *a, const doc_file *b) {
   return tagged == 1 || strcmp(a->name, b->name) == 0;
 }
 
-static void check_twin_modules(doc *d, const doc_file *file, size_t index) {
-  if ((!file->is_extension && !file->is_cuda) || file->in_wheel || strncmp(file->name, "lib", 3) == 0) return;
-  for (size_t i = index + 1; i < d->files.n; i++) {
-    const doc_file *other = KR_AT(d->files, doc_file, i);
-    if (other->in_wheel || !is_twin(d, file, other)) continue;
+static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
+  const doc_file *file = KR_AT(d->files, doc_file, index);
+  if (file->in_wheel || strncmp(file->name, "lib", 3) == 0) return;
+  const char *path = module_path(d, file), *slash = strrchr(path, '/');
+  size_t *seen = kr_names_put(d->arena, modules, kr_arena_copy(d->arena, path, (size_t)(slash ? slash + 1 - path : 0) + strcspn(file->name, ".")));
+  if (*seen) {
+    const doc_file *other = file;
+    file = KR_AT(d->files, doc_file, *seen - 1);
+    if ((!file->is_extension && !file->is_cuda && !other->is_extension && !other->is_cuda) || !is_twin(d, file, other)) return;
     const char *keys[] = {"pkg", *file->package ? file->package : *other->package ? other->package : file->name, "where",
-                          kr_arena_print(d->arena, "%s and %s", file->path, other->path), "left", *other->package ? file->path : other->path, NULL};
+                          kr_arena_print(d->arena, "%s and %s", file->path, other->path), "single", kr_arena_print(d->arena, "rm %s", *other->package && !*file->package ? file->path : other->path), NULL};
     doc_report(d, "W05", file, file->package, keys);
+  } else {
+    *seen = index + 1;
   }
 }
 
@@ -220,12 +239,80 @@ static void check_installed_claims(doc *d, const doc_package *p) {
   }
 }
 
-void doc_diagnose_packages(doc *d) {
+/* ---- W07 to W09: owners, left-overs, .pth files ---- */
+static size_t place_of(const char *words, const char *word) {
+  const size_t n = strlen(word);
+  for (const char *p = words; *p; p += strspn(p, " ")) {
+    size_t length = strcspn(p, " ");
+    if (length == n && memcmp(p, word, n) == 0) return (size_t)(p - words);
+    p += length;
+  }
+  return strlen(words);
+}
+
+static void check_owners(doc *d) {
+  for (size_t i = 0; i < d->owners.n; i++) {
+    const doc_owner *first = KR_AT(d->owners, doc_owner, i), *best = first;
+    kr_text names = kr_text_begin(d->arena);
+    int n = 0;
+    for (size_t k = 0; k < d->owners.n; k++) {
+      const doc_owner *other = KR_AT(d->owners, doc_owner, k);
+      if (other->row != first->row || strcmp(other->site, first->site) != 0) continue;
+      if (k < i) n = -100; /* told already */
+      if (place_of(first->row->column[1], other->package) < place_of(first->row->column[1], best->package)) best = other;
+      kr_text_print(&names, "%s%s %s", names.length ? " and " : "", other->package, other->version);
+      n++;
+    }
+    if (n < 2) continue;
+    kr_text command = kr_text_begin(d->arena);
+    kr_text_print(&command, "pip uninstall -y");
+    for (size_t k = 0; k < d->owners.n; k++)
+      if (KR_AT(d->owners, doc_owner, k)->row == first->row) kr_text_print(&command, " %s", KR_AT(d->owners, doc_owner, k)->package);
+    kr_text_print(&command, " && pip install --no-deps %s==%.*s", best->package, (int)strcspn(best->version, "+"), best->version);
+    const char *keys[] = {"owners", names.at, "folder", first->row->column[0], "single", command.at, NULL};
+    doc_report(d, "W07", NULL, best->package, keys);
+  }
+}
+
+static void check_left_overs(doc *d) {
+  for (size_t i = 0; i < d->left_overs.n; i++) {
+    const char *path = DOC_TEXT(d->left_overs, i);
+    const char *keys[] = {"folder", base_of(path), "left", path, NULL};
+    doc_report(d, "W08", NULL, "", keys);
+  }
+}
+
+/* A folder that a .pth file adds, and that holds a module which is installed as well. */
+static void check_path_line(doc *d, const char *pth, const char *folder) {
   for (size_t i = 0; i < d->packages.n; i++) {
     const doc_package *p = KR_AT(d->packages, doc_package, i);
-    if (*p->dist_info) check_installed_tags(d, p), check_copies(d, p, i), check_installed_claims(d, p);
+    const kr_row *row = strcmp(p->name, "torch") == 0 ? NULL : doc_package_row(d, p->name);
+    const char *modules = row ? row->column[1] : strcmp(p->name, "torch") == 0 ? "torch" : "";
+    const char *module = kr_arena_copy(d->arena, modules, strcspn(modules, " "));
+    if (!*module || !*p->dist_info || access(kr_arena_print(d->arena, "%s/%s", folder, module), F_OK) != 0 || access(kr_arena_print(d->arena, "%s/%s", p->site, module), F_OK) != 0) continue;
+    const char *keys[] = {"where", kr_arena_print(d->arena, "%s/%s", folder, module), "pth", base_of(pth), "pth_fix", kr_arena_print(d->arena, "rm %s", pth), NULL};
+    doc_report(d, "W09", NULL, p->name, keys);
+  }
+}
+
+static void check_path_files(doc *d) {
+  for (size_t i = 0; i < d->path_files.n && i < 200; i++) {
+    const char *pth = DOC_TEXT(d->path_files, i), *text = doc_read_text(d, pth, 65536);
+    for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n')
+      if (*line == '/') check_path_line(d, pth, kr_arena_copy(d->arena, line, strcspn(line, "\r\n")));
+  }
+}
+
+void doc_diagnose_packages(doc *d) {
+  check_owners(d);
+  check_left_overs(d);
+  check_path_files(d);
+  for (size_t i = 0; i < d->packages.n; i++) {
+    const doc_package *p = KR_AT(d->packages, doc_package, i);
+    if (*p->dist_info) check_installed_tags(d, p), check_copies(d, p), check_installed_claims(d, p);
     else check_wheel(d, p);
   }
-  for (size_t i = 0; i < d->files.n; i++) check_twin_modules(d, KR_AT(d->files, doc_file, i), i);
+  kr_names modules = {0};
+  for (size_t i = 0; i < d->files.n; i++) check_twin_modules(d, &modules, i);
   for (size_t i = 0; i < d->log.wheels.n; i++) check_published(d, DOC_TEXT(d->log.wheels, i));
 }

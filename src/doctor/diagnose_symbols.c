@@ -77,30 +77,30 @@ static int python_of_name(const char *name) {
 
 static const char *print_python(doc *d, int python) { return kr_arena_print(d->arena, "%d.%d", python / 100, python % 100); }
 
-/* A second module for another Python beside the right one is fine. */
-static int has_right_module(const doc *d, const doc_file *file) {
-  size_t n = strcspn(file->name, ".");
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *other = KR_AT(d->files, doc_file, i);
-    if (other == file || strncmp(other->name, file->name, n + 1) != 0 || (size_t)(other->name - other->path) != (size_t)(file->name - file->path)) continue;
-    if (strncmp(other->path, file->path, (size_t)(file->name - file->path)) == 0 && python_of_name(other->name) == d->python) return 1;
-  }
-  return 0;
+static const char *module_key(doc *d, const doc_file *file, int python) {
+  return kr_arena_print(d->arena, "%.*s\1%d", (int)((size_t)(file->name - file->path) + strcspn(file->name, ".")), file->path, python);
 }
 
-static void check_python(doc *d, const doc_file *file) {
+/* A second module for another Python beside the right one is fine. */
+static int has_right_module(doc *d, const kr_names *modules, const doc_file *file) { return kr_names_find(modules, module_key(d, file, d->python)) != NULL; }
+
+static void check_python(doc *d, const kr_names *modules, const doc_file *file) {
   int built = python_of_name(file->name);
-  if (!built || !d->python || built == d->python || file->in_wheel || (!file->is_cuda && !file->is_extension) || has_right_module(d, file)) return;
+  if (!built || !d->python || built == d->python || file->in_wheel || (!file->is_cuda && !file->is_extension) || has_right_module(d, modules, file)) return;
   const char *keys[] = {"built", print_python(d, built), "python", print_python(d, d->python), NULL};
   doc_evidence(d, doc_report(d, "S04", file, "", keys), "the name says cpython-%d, the environment is Python %s (%s)", built, print_python(d, d->python), d->python_source);
 }
 
 void doc_diagnose_symbols(doc *d) {
+  kr_names modules = {0};
+  for (size_t i = 0; i < d->files.n; i++)
+    if (python_of_name(KR_AT(d->files, doc_file, i)->name)) kr_names_put(d->arena, &modules, module_key(d, KR_AT(d->files, doc_file, i), python_of_name(KR_AT(d->files, doc_file, i)->name)));
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (file->is_unused) continue;
     if (file->missing.n) report_missing(d, file);
     else note_stable(d, file);
     compare_with_table(d, file);
-    check_python(d, file);
+    check_python(d, &modules, file);
   }
 }

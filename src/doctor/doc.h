@@ -5,6 +5,7 @@
 #include <krait/doctor.h>
 
 #include "arena.h"
+#include "names.h"
 #include "scan.h"
 #include "tables.h"
 
@@ -15,12 +16,19 @@ typedef struct doc_gpu {
   int cc; /* 0: unknown */
 } doc_gpu;
 
+typedef struct doc_bodies { /* of one image's kernels, where another image of the container has fuller ones */
+  int sm, n, n_hollow; /* hollow: no more than an exit beside a full body */
+  int full_sm;
+} doc_bodies;
+
 typedef struct doc_container {
   const char *section;
   uint64_t offset, bytes;
   int relocatable, linked;
   kr_list images;  /* krait_image */
   kr_list kernels; /* const char *, the first DOC_KEPT_KERNELS */
+  kr_list bodies;  /* doc_bodies: only of images with hollow kernels */
+  int n_hollow;    /* of the image that the device would take */
   int n_kernels;   /* -1: could not be counted, but there are some */
   int toolkit;
   int verdict;     /* for the worst device */
@@ -56,7 +64,14 @@ typedef struct doc_file {
   int toolkit;             /* newest that compiled an image */
   int verdict, n_judged, n_lost;
   int in_wheel;
+  size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
+  int is_unused;           /* a variant for another CUDA: it is not loaded */
 } doc_file;
+
+typedef struct doc_compiler { /* ptxas or NVRTC that a package brings */
+  const char *path, *package;
+  int cuda, is_nvrtc;
+} doc_compiler;
 
 typedef struct doc_package {
   const char *name, *version; /* normalised name: flash-attn */
@@ -64,19 +79,31 @@ typedef struct doc_package {
   const char *site;           /* the site-packages folder */
   kr_list tags, requires;     /* const char * */
   int by_distribution;        /* Debian and others: the files are theirs */
+  size_t next;                /* of the same name: index + 1; 0 */
   int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
 } doc_package;
+
+typedef struct doc_need { /* of a library: the files that ask for it, a chain */
+  size_t file, next; /* next: index + 1; 0 */
+} doc_need;
+
+typedef struct doc_owner { /* of an import name that several distributions bring */
+  const kr_row *row;
+  const char *package, *version, *site;
+} doc_owner;
 
 typedef struct doc_finding {
   const kr_rule *rule;
   char confidence;
   int severity;
   const char *file;   /* "" none */
-  const char *package;
+  const char *package, *version;
   int64_t offset;     /* -1: none */
   const char *says;
   kr_list evidence, fixes; /* const char * */
   int from_log, hidden; /* hidden: shown with --all only */
+  int is_named;         /* about the file or package that the log names */
+  int n_also;           /* other files with the same trouble that it stands for */
 } doc_finding;
 
 typedef struct doc_hit { /* a diagnosis that the log's text suggests */
@@ -96,6 +123,12 @@ typedef struct doc_log {
   const char *symbol;  /* the last undefined symbol; "" */
   const char *last_frame, *first_error, *last_exception;
   const char *nvcc;    /* the version that it names; "" */
+  const char *site;    /* its site-packages folder; "" */
+  const char *source;  /* the folder that a library outside of site-packages was built in; "" */
+  const char *owner;   /* the package of its last frame that is not torch's; "" */
+  kr_list versions;    /* const char *: pairs package, version */
+  int is_windows, is_build, is_crash; /* crash: it holds an error */
+  int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
   int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
   const char *near;    /* while lines are read: the package named last */
@@ -110,7 +143,7 @@ struct krait_report {
   kr_list gpus; /* doc_gpu */
   int judged_cc; /* while its files are judged: this device's; 0: not now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
-  int driver_number, driver_cuda; /* as krait_target */
+  int driver_number, driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
   int driver_needed;              /* the newest that D01 asks for; 0 */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
   int torch_number, torch_abi, torch_is_cpu;
@@ -133,11 +166,19 @@ struct krait_report {
   int is_environment; /* a site-packages was examined */
   const char *owner, *owner_version; /* while a package's files are looked into: the package; "" otherwise */
   kr_list sites;      /* const char * */
+  kr_list left_overs, path_files; /* const char *: what pip left behind, .pth files */
+  kr_list owners;     /* doc_owner */
+  kr_list compilers;  /* doc_compiler */
   kr_list files;      /* doc_file */
   kr_list packages;   /* doc_package */
   kr_list findings;   /* doc_finding */
   kr_list unreadable; /* const char * */
   kr_list notes;      /* const char *: what is fine */
+  kr_names said;      /* findings, by their words */
+  kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries that are needed (loader.c) */
+  kr_list needs;      /* doc_need */
+  int knows_needs;
+  kr_names known_files, package_names; /* paths of files; names of packages: index + 1 of the first */
   doc_log log;
   int n_pins;         /* requirements that were read */
   int n_unreached;    /* findings set aside because the log's imports do not lead to their files */
@@ -156,13 +197,19 @@ void doc_judge_for(doc *d, int cc);                               /* for this on
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
 const char *doc_print_container(doc *d, const doc_container *container);
 
+/* compilers.c: the compilers and variants that packages bring */
+void doc_read_compiler(doc *d, kr_source *source, const doc_file *about);
+void doc_choose_variants(doc *d);      /* before files are judged: which of several libraries is loaded */
+void doc_diagnose_compilers(doc *d);
+
 /* symbols.c */
 void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
 void doc_find_missing(doc *d);
+int doc_abi_of_name(const char *name);                           /* DOC_ABI_* */
 const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
 const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
 /* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the tables do not know. */
-int doc_stable_floor(const doc *d, const kr_list *symbols, int *n_unknown);
+int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown);
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
 
 /* site.c */
@@ -173,12 +220,13 @@ void doc_read_folder(doc *d, const char *path);
 int doc_is_library_name(const char *path); /* lib.so, lib.so.12 */
 const char *doc_normalise(doc *d, const char *name, size_t n);
 const doc_package *doc_find_package(const doc *d, const char *name);
-const doc_package *doc_next_package(const doc *d, const char *name, size_t *at);
+const doc_package *doc_twin_package(const doc *d, const doc_package *p); /* the next of the same name; NULL */
 const char *doc_read_text(doc *d, const char *path, size_t max_bytes); /* NULL: cannot be read */
 const char *doc_header(doc *d, const char *text, const char *key);      /* first "Key: value" line; "" */
 
 /* facts.c */
 void doc_collect_facts(doc *d);
+int doc_machine_of_gpu(doc *d, const char *name); /* the ELF machine that a GPU comes with; 0: any */
 const char *doc_path(doc *d, const char *path); /* below --root */
 int doc_exists(doc *d, const char *path);       /* the same */
 
@@ -191,18 +239,41 @@ const char *doc_find_library(doc *d, const doc_file *file, const char *name); /*
 void doc_add_modules(doc *d, const char *line); /* of a log */
 void doc_set_unreached_aside(doc *d);
 
+const char *doc_install_library(doc *d, const char *lib, const char *package);
+
 /* logtext.c */
+const char *doc_symbol_in(doc *d, const char *text); /* behind "undefined symbol: "; "" */
 void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
-const char *doc_package_in(const doc *d, const char *text);    /* the package of the tables that a text names; "" */
+const char *doc_package_in(doc *d, const char *text);    /* the package that a text names, by a path or a word of the tables; "" */
+const char *doc_version_of(const doc *d, const char *package); /* installed, or as the log has it; "" */
+const char *doc_shown_name(const doc_file *file); /* a module called _C.so with its folder */
+
+/* requirements.c */
+typedef struct doc_requirement { /* of METADATA: "torch (==2.4.1)" or 'triton==3.3.1; platform_system == "Linux"' */
+  const char *name, *spec; /* spec: "==2.4.1", ">=2.0,<3" */
+} doc_requirement;
+int doc_read_requirement(doc *d, const char *line, doc_requirement *out); /* 0: it does not apply here */
+int doc_allows(doc *d, const char *spec, const char *version);
+void doc_diagnose_requirements(doc *d);
 
 /* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* commands.c */
 int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
 const char *doc_build_command(doc *d, const char *package);
+const char *doc_command(doc *d, const char *key, const char *package, const char *version, const char *nvcc); /* a command by its name in a rule; "" */
+void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version);
+const char *doc_pair_command(doc *d, const char *package, const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
+const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
+const kr_row *doc_torch_row(doc *d, int torch);
+const kr_row *doc_package_row(const doc *d, const char *package);
+int doc_covers(const char *targets, int cc);
+const char *doc_torch_install(doc *d);
 const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
@@ -212,6 +283,7 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
+const kr_row *doc_optional_row(const doc *d, const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);

@@ -1,4 +1,6 @@
 /* doctor.c: one run, in order: inputs, facts, log, verdicts, diagnoses. */
+#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -43,6 +45,7 @@ static void set_torch_option(doc *d) {
   d->torch = d->options.torch;
   d->torch_source = "--torch";
   d->torch_number = kr_parse_torch(d->options.torch);
+  d->torch_is_cpu = strstr(d->options.torch, "+cpu") != NULL;
   if (tag) {
     int n = 0;
     for (const char *p = tag + 3; *p >= '0' && *p <= '9' && n < 1000; p++) n = n * 10 + (*p - '0');
@@ -57,8 +60,8 @@ static doc *new_report(void) {
              .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .nvcc = "",
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
              .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
-             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
-             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *)}};
+             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
+             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *), .versions = KR_LIST(const char *), .site = "", .source = "", .owner = ""}};
   if (d->arena) return d;
   kr_free(d);
   return NULL;
@@ -88,23 +91,35 @@ static void read_all_pins(doc *d) {
 }
 
 static void diagnose(doc *d) {
-  static void (*const steps[])(doc *) = {doc_find_missing, doc_judge_all, doc_diagnose_packages, doc_diagnose_images, doc_diagnose_symbols,
-                                         doc_diagnose_libraries, doc_diagnose_driver, doc_keep_causes, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_rank};
+  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
+                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_keep_causes, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 
+static int32_t refuse_gpu(doc *d, const char *name) {
+  const char *similar = kr_tables_similar_gpus(d->tables, d->arena, name);
+  if (*similar) return kr_fail(KRAIT_ERR_ARGUMENT, "'%.80s' is no GPU that the tables of %s know; did you mean %s? or give its capability, as in --gpu 12.0", name, krait_tables_date(d->tables), similar);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "'%.80s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", name, krait_tables_date(d->tables));
+}
+
 int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report) {
+  KR_CHECK(report, KRAIT_ERR_ARGUMENT, "report must not be NULL");
   *report = NULL;
-  KR_CHECK(options && options->size >= sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options: size is not set");
+  KR_CHECK(options && options->size >= offsetof(krait_doctor_options, machine), KRAIT_ERR_STRUCT_SIZE, "options: size is not set");
   KR_TRY(open_report(options->tables, report));
   doc *d = *report;
-  d->options = *options;
+  memcpy(&d->options, options, options->size < sizeof d->options ? options->size : sizeof d->options);
   d->root = options->root && strcmp(options->root, "/") != 0 ? options->root : "";
   int32_t status = KRAIT_OK;
   if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", options->gpu, krait_tables_date(d->tables));
+    status = refuse_gpu(d, options->gpu);
   if (options->driver && !kr_parse_driver(options->driver)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version; give it as in --driver 580.82", options->driver);
   if (options->torch && !kr_parse_torch(options->torch)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version; give it as in --torch 2.8.0+cu128", options->torch);
+  if (d->options.machine && strcmp(d->options.machine, "x86_64") != 0 && strcmp(d->options.machine, "aarch64") != 0)
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no machine that is judged; give x86_64 or aarch64", d->options.machine);
+  if (d->options.python && (strncmp(d->options.python, "3.", 2) != 0 || atoi(d->options.python + 2) < 1)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no Python version; give it as in --python 3.11", d->options.python);
+  if (d->options.glibc && strncmp(d->options.glibc, "2.", 2) != 0) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no version of glibc; give it as in --glibc 2.35", d->options.glibc);
+  if (status == KRAIT_OK && d->options.python) d->python = 300 + atoi(d->options.python + 2), d->python_source = "--python";
   if (status == KRAIT_OK) {
     set_torch_option(d);
     read_inputs(d);
@@ -123,7 +138,14 @@ static int count_cuda_files(const doc *d) {
   return n;
 }
 
+static size_t n_told(const doc *d) {
+  size_t n = 0;
+  for (size_t i = 0; i < d->findings.n; i++) n += !KR_AT(d->findings, doc_finding, i)->hidden;
+  return n;
+}
+
 int32_t krait_report_exit(const krait_report *d, int32_t strict) {
+  if (!d) return 70; /* nothing was found out */
   int errors = 0, warnings = 0, damaged = d->unreadable.n > 0;
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
@@ -132,7 +154,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
     damaged |= strcmp(f->rule->id, "F01") == 0;
   }
   if (damaged) return 3;
-  if (errors) return 1;
+  if (errors || (d->log.given && d->log.is_crash && !n_told(d))) return 1; /* a crash is no success, whether or not it is understood */
   if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
   return warnings && strict ? 2 : 0;
 }
@@ -143,7 +165,7 @@ static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 
 static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
   enum { INDENT = 11 };
   kr_text_print(text, "%s %s (%s)\n", rule->id, rule->name, confidence_word(rule->confidence));
-  doc_wrap(d, text, "  says", INDENT, rule->says, 0);
+  doc_wrap(d, text, "  says", INDENT, rule->says[0], 0);
   doc_wrap(d, text, "  because", INDENT, rule->explain, 0);
   for (int i = 0; i < rule->n_fixes; i++) doc_wrap(d, text, i ? "" : "  fix", INDENT, rule->fix[i], 0);
   for (size_t i = 0; i < rule->logs.n; i++) doc_wrap(d, text, i ? "" : "  log", INDENT, DOC_TEXT(rule->logs, i), 0);
@@ -151,12 +173,13 @@ static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
 }
 
 int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **out) {
+  KR_CHECK(id && report && out, KRAIT_ERR_ARGUMENT, "id, report and text must not be NULL");
   KR_TRY(open_report(tables, report));
   doc *d = *report;
   kr_text text = kr_text_begin(d->arena);
   for (size_t i = 0; i < d->tables->rules.n; i++) {
     const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
-    if (!*id) doc_wrap(d, &text, kr_arena_print(d->arena, "%s %-23s ", rule->id, rule->name), 28, rule->says, 0);
+    if (!*id) doc_wrap(d, &text, kr_arena_print(d->arena, "%s %-23s ", rule->id, rule->name), 28, rule->says[0], 0);
     else if (strcasecmp(rule->id, id) == 0) explain_rule(d, &text, rule);
   }
   *out = text.at;
@@ -228,6 +251,7 @@ static int32_t list_file(doc *d, const char *path, kr_text *text) {
 }
 
 int32_t krait_doctor_list(const char *path, krait_report **report, const char **out) {
+  KR_CHECK(path && report && out, KRAIT_ERR_ARGUMENT, "path, report and text must not be NULL");
   KR_TRY(open_report(NULL, report));
   doc *d = *report;
   kr_text text = kr_text_begin(d->arena);
@@ -237,6 +261,87 @@ int32_t krait_doctor_list(const char *path, krait_report **report, const char **
   *out = text.at;
   if (status < 0) krait_report_close(report);
   return status;
+}
+
+/* ---- the list for programs ---- */
+static void json_text(doc *d, kr_text *out, const char *text) {
+  kr_text_print(out, "\"");
+  for (const char *p = doc_printable(d, text); *p; p++) {
+    if (*p == '"' || *p == '\\') kr_text_print(out, "\\");
+    kr_text_add(out, p, 1);
+  }
+  kr_text_print(out, "\"");
+}
+
+static int32_t list_json_images(doc *d, krait_scan *scan, kr_text *out) {
+  static const char *const packs[] = {"none", "old", "lz4", "zstd"};
+  krait_image image = {.size = sizeof image};
+  char name[512];
+  int32_t status;
+  for (int i = 0; (status = krait_scan_next_image(scan, &image)) == 1; i++) {
+    const char *kind = image.kind == KRAIT_IMAGE_PTX ? "ptx" : image.kind == KRAIT_IMAGE_CUBIN ? "cubin" : image.kind == KRAIT_IMAGE_LTO ? "lto" : "other", *suffix = image.suffix == 'a' ? "a" : image.suffix == 'f' ? "f" : "";
+    kr_text_print(out, "%s{\"kind\": \"%s\", \"sm\": %d, \"suffix\": \"%s\", \"ptx\": %d, \"compression\": \"%s\", \"toolkit\": %d, \"offset\": %llu, \"bytes\": %llu, \"damaged\": %s, \"kernels\": [", i ? ", " : "", kind,
+                  image.sm, suffix, image.ptx, packs[image.compression], image.toolkit, (unsigned long long)image.offset, (unsigned long long)image.unpacked_bytes, image.damaged ? "true" : "false");
+    for (int k = 0; !image.damaged && krait_scan_next_kernel(scan, name, sizeof name) == 1 && out->length < 64u << 20; k++) {
+      if (k) kr_text_print(out, ", ");
+      json_text(d, out, doc_demangle(d, name));
+    }
+    kr_text_print(out, "]}");
+  }
+  return status;
+}
+
+static int32_t list_json_source(doc *d, kr_source *source, const char *name, kr_text *out) {
+  krait_scan *scan;
+  krait_container container = {.size = sizeof container};
+  int32_t status;
+  KR_TRY(kr_scan_open_source(source, &scan));
+  kr_text_print(out, "%s{\"file\": ", out->length > 1 ? ",\n " : "");
+  json_text(d, out, name);
+  kr_text_print(out, ", \"containers\": [");
+  for (int i = 0; (status = krait_scan_next_container(scan, &container)) == 1; i++) {
+    kr_text_print(out, "%s{\"section\": ", i ? ", " : "");
+    json_text(d, out, container.section);
+    kr_text_print(out, ", \"offset\": %llu, \"bytes\": %llu, \"relocatable\": %s, \"images\": [", (unsigned long long)container.offset, (unsigned long long)container.bytes, container.relocatable ? "true" : "false");
+    if ((status = list_json_images(d, scan, out)) < 0) break;
+    kr_text_print(out, "]}");
+  }
+  kr_text_print(out, "]}");
+  krait_scan_close(&scan);
+  return status;
+}
+
+static int32_t list_json_wheel(doc *d, const char *path, kr_text *out) {
+  kr_zip *zip;
+  int32_t status = KRAIT_OK;
+  KR_TRY(kr_zip_open(path, &zip));
+  for (int64_t i = 0; i < kr_zip_n(zip) && status >= 0 && !kr_arena_failed(d->arena); i++) {
+    kr_zip_member member;
+    kr_source *source;
+    if (kr_zip_member_at(zip, i, &member) < 0 || member.is_folder || !doc_is_library_name(member.name)) continue;
+    if ((status = kr_zip_source_open(zip, i, &source)) < 0) break;
+    if (source->size) status = list_json_source(d, source, member.name, out);
+    kr_zip_source_close(&source);
+  }
+  kr_zip_close(&zip);
+  return status;
+}
+
+int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text) {
+  KR_CHECK(path && report && text, KRAIT_ERR_ARGUMENT, "path, report and text must not be NULL");
+  KR_TRY(open_report(NULL, report));
+  doc *d = *report;
+  kr_text out = kr_text_begin(d->arena);
+  kr_source source;
+  int32_t status;
+  kr_text_print(&out, "[");
+  if (ends_with(path, ".whl")) status = list_json_wheel(d, path, &out);
+  else if ((status = kr_source_open(&source, path)) == KRAIT_OK) status = list_json_source(d, &source, path, &out), kr_source_close(&source);
+  kr_text_print(&out, "]\n");
+  if (status >= 0 && kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to list %s", path);
+  *text = out.at;
+  if (status < 0) krait_report_close(report);
+  return status < 0 ? status : KRAIT_OK;
 }
 
 #ifdef KR_FUZZ

@@ -214,6 +214,7 @@ static void collect_driver(doc *d) {
 
 static void settle_driver(doc *d) {
   d->driver_number = kr_parse_driver(d->driver);
+  if (d->options.driver && !strchr(d->options.driver, '.')) d->driver_number += 999999; /* a branch: whatever some release of it does is not held against it */
   if (d->options.driver || !d->driver_cuda) {
     int cuda = d->driver_number ? kr_tables_cuda_of_driver(d->tables, d->driver_number) : 0;
     d->driver_cuda = cuda / 10 * 1000 + cuda % 10 * 10;
@@ -256,6 +257,21 @@ static void collect_libc(doc *d) {
   if (!*text && !*d->root) text = gnu_get_libc_version();
 #endif
   d->glibc = *text ? glibc_number(text) : 0;
+}
+
+/* ---- the machine around a GPU ---- */
+/* Boards that come with one kind of processor only: GH200, GB200, GB10 and Jetsons with Arm's. 0: it could be any. */
+int doc_machine_of_gpu(doc *d, const char *name) {
+  const kr_row *row = kr_tables_find(d->tables, "machine", "aarch64");
+  int cc = krait_tables_find_gpu(d->tables, name);
+  if (!row) return 0;
+  for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {
+    size_t n = strcspn(p, ",");
+    const char *word = kr_arena_copy(d->arena, p, n);
+    if (strcasestr(name, word) || (strspn(word, "0123456789.") == n && cc == kr_parse_tenths(word))) return KR_ELF_AARCH64;
+    p += n;
+  }
+  return 0;
 }
 
 /* ---- toolkit ---- */
@@ -307,6 +323,8 @@ static void collect_toolkit(doc *d) {
 void doc_collect_facts(doc *d) {
   struct utsname name;
   if (uname(&name) == 0) d->machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
+  if (d->options.machine) d->machine = strcmp(d->options.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
+  else if (d->options.gpu && doc_machine_of_gpu(d, d->options.gpu)) d->machine = doc_machine_of_gpu(d, d->options.gpu);
   d->env_library_path = foreign("LD_LIBRARY_PATH");
   d->env_visible = kr_env_foreign("CUDA_VISIBLE_DEVICES");
   d->env_force_jit = foreign("CUDA_FORCE_PTX_JIT");
@@ -316,5 +334,6 @@ void doc_collect_facts(doc *d) {
   collect_gpus(d);
   settle_driver(d);
   collect_libc(d);
+  if (d->options.glibc) d->glibc = glibc_number(d->options.glibc);
   collect_toolkit(d);
 }

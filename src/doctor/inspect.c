@@ -2,12 +2,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "doc.h"
 #include "sha256.h"
 #include "status.h"
 #include "zip_file.h"
 
-enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048 };
+enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048, MAX_VERSIONS = 2048 };
 
 int doc_has_text(const kr_list *list, const char *text) {
   for (size_t i = 0; i < list->n; i++)
@@ -15,17 +16,29 @@ int doc_has_text(const kr_list *list, const char *text) {
   return 0;
 }
 
-static void report_damage(doc *d, doc_file *file) {
-  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
-  doc_report(d, "F01", file, file->package, keys);
+static doc_finding *report_as_damaged(doc *d, doc_file *file, const char *why) {
+  const char *keys[] = {"why", why, NULL};
+  doc_finding *f = doc_report(d, "F01", file, file->package, keys);
+  if (f && !file->damage) file->damage = d->findings.n;
+  return f;
 }
 
+static void report_damage(doc *d, doc_file *file) { report_as_damaged(d, file, kr_arena_print(d->arena, "%s", krait_error_detail())); }
+
 /* One walk over a file's containers. A trial is silent: at the first damage it has failed, and another way is taken. */
+typedef struct body { /* one kernel's code in one image */
+  uint64_t name;
+  uint32_t bytes;
+  int sm;
+} body;
+
 typedef struct walk {
   doc *d;
   krait_scan *scan;
   doc_file *file;
   int is_trial, is_damaged;
+  body *bodies; /* of this container, from all its images */
+  size_t n_bodies, cap_bodies;
 } walk;
 
 static void damaged(walk *w) {
@@ -33,24 +46,79 @@ static void damaged(walk *w) {
   if (!w->is_trial) report_damage(w->d, w->file);
 }
 
-/* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
-static void read_kernels(doc *d, krait_scan *scan, doc_container *c) {
-  char name[MAX_KERNEL_NAME];
-  int32_t status = 0;
-  while (c->n_kernels < MAX_COUNTED_KERNELS && (status = krait_scan_next_kernel(scan, name, sizeof name)) == 1) {
-    if (c->n_kernels++ < DOC_KEPT_KERNELS) doc_add_text(d, &c->kernels, kr_arena_copy(d->arena, name, strlen(name)));
+/* ---- hollow kernels ---- */
+enum { HOLLOW_BYTES = 256, FULL_BYTES = 1024, MAX_BODIES = 1 << 20 };
+
+static void keep_body(walk *w, const char *name, const krait_image *image) {
+  if (w->n_bodies == w->cap_bodies) {
+    size_t cap = w->cap_bodies ? w->cap_bodies * 2 : 256;
+    body *larger = w->n_bodies < MAX_BODIES ? kr_alloc_array(cap, sizeof *larger) : NULL;
+    if (!larger) return;
+    if (w->n_bodies) memcpy(larger, w->bodies, w->n_bodies * sizeof *larger);
+    kr_free(w->bodies);
+    w->bodies = larger, w->cap_bodies = cap;
   }
-  if (status < 0) c->n_kernels = -1;
-  if (kr_scan_toolkit(scan)) c->toolkit = kr_scan_toolkit(scan);
+  uint64_t h = 1469598103934665603ull, bytes = kr_scan_kernel_bytes(w->scan);
+  for (; *name; name++) h = (h ^ (unsigned char)*name) * 1099511628211ull;
+  w->bodies[w->n_bodies++] = (body){h, bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX, image->sm * 4 + (image->suffix == 'a')};
+}
+
+static int compare_bodies(const void *a, const void *b) {
+  const body *x = a, *y = b;
+  return x->name != y->name ? x->name < y->name ? -1 : 1 : x->sm - y->sm;
+}
+
+static doc_bodies *bodies_of(doc *d, doc_container *c, int sm) {
+  for (size_t i = 0; i < c->bodies.n; i++)
+    if (KR_AT(c->bodies, doc_bodies, i)->sm == sm) return KR_AT(c->bodies, doc_bodies, i);
+  doc_bodies *made = kr_list_push(d->arena, &c->bodies);
+  *made = (doc_bodies){.sm = sm};
+  return made;
+}
+
+/* A body of a few instructions is nothing by itself; beside one of hundreds for another GPU, of the same kernel, it was left out by an #if. */
+static void find_hollow(walk *w, doc_container *c) {
+  if (w->n_bodies) qsort(w->bodies, w->n_bodies, sizeof(body), compare_bodies);
+  for (size_t i = 0, end; i < w->n_bodies; i = end) {
+    const body *full = &w->bodies[i];
+    for (end = i; end < w->n_bodies && w->bodies[end].name == w->bodies[i].name; end++)
+      if (w->bodies[end].bytes > full->bytes) full = &w->bodies[end];
+    /* full ones for an arch-specific newer GPU only: code that older GPUs need and newer ones have another kernel for is empty on purpose */
+    for (size_t k = i; k < end && full->bytes >= FULL_BYTES && full->sm % 4; k++) {
+      if (w->bodies[k].sm / 4 >= full->sm / 4) continue;
+      if (w->bodies[k].bytes > HOLLOW_BYTES || w->bodies[k].bytes * 8 > full->bytes) continue;
+      doc_bodies *b = bodies_of(w->d, c, w->bodies[k].sm / 4);
+      b->n_hollow++, b->full_sm = full->sm;
+    }
+  }
+  w->n_bodies = 0;
+}
+
+/* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
+static void read_kernels(walk *w, doc_container *c, const krait_image *image) {
+  char name[MAX_KERNEL_NAME];
+  doc *d = w->d;
+  int32_t status = 0;
+  int n = 0, is_first = c->n_kernels == 0;
+  while (n < MAX_COUNTED_KERNELS && (status = krait_scan_next_kernel(w->scan, name, sizeof name)) == 1) {
+    if (is_first && n < DOC_KEPT_KERNELS) doc_add_text(d, &c->kernels, kr_arena_copy(d->arena, name, strlen(name)));
+    keep_body(w, name, image);
+    n++;
+  }
+  if (is_first) c->n_kernels = status < 0 ? -1 : n;
+  if (kr_scan_toolkit(w->scan)) c->toolkit = kr_scan_toolkit(w->scan);
+}
+
+/* What is packed is unpacked once, to see that there is a kernel; what lies plain is looked into for every GPU. */
+static int wants_kernels(const doc_container *c, const krait_image *image) {
+  return image->kind == KRAIT_IMAGE_CUBIN && !image->damaged && (c->n_kernels == 0 || image->compression == KRAIT_COMPRESSION_NONE);
 }
 
 static void report_image(walk *w, const krait_image *image) {
   doc *d = w->d;
   w->is_damaged = 1;
   if (w->is_trial) return;
-  const char *keys[] = {"why", kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image->label_sm,
-                                              (unsigned long long)image->offset), NULL};
-  doc_finding *f = doc_report(d, "F01", w->file, w->file->package, keys);
+  doc_finding *f = report_as_damaged(d, w->file, kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image->label_sm, (unsigned long long)image->offset));
   if (f) f->offset = (int64_t)image->offset;
 }
 
@@ -64,10 +132,11 @@ static void read_images(walk *w, doc_container *c) {
     has_ptx |= image.kind == KRAIT_IMAGE_PTX;
     n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
     if (image.damaged) report_image(w, &image);
-    if (image.kind == KRAIT_IMAGE_CUBIN && c->n_kernels == 0 && !image.damaged) read_kernels(d, w->scan, c);
+    if (wants_kernels(c, &image)) read_kernels(w, c, &image);
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
   if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins))) c->n_kernels = -1; /* only cubins can show that they are a stub */
+  find_hollow(w, c);
   if (c->toolkit > w->file->toolkit) w->file->toolkit = c->toolkit;
   if (status < 0) damaged(w);
 }
@@ -82,7 +151,7 @@ static void walk_containers(walk *w) {
          !kr_arena_failed(d->arena)) {
     doc_container *c = kr_list_push(d->arena, &file->containers);
     *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
-                         .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *),
+                         .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *), .bodies = KR_LIST(doc_bodies),
                          .verdict = KRAIT_VERDICT_STUB};
     read_images(w, c);
   }
@@ -125,6 +194,8 @@ static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
     is_done = kr_scan_begin_sections(scan) == KRAIT_OK && !trial.is_damaged && place_containers(d, scan, file);
   }
   if (!is_done) walk_containers(&whole);
+  kr_free(trial.bodies);
+  kr_free(whole.bodies);
   file->has_fatbin = file->containers.n > 0;
   file->has_relfatbin = kr_scan_has_relfatbin(scan);
   for (size_t i = 0; file->has_relfatbin && i < file->containers.n; i++) {
@@ -140,6 +211,7 @@ typedef struct version_user {
 
 static void add_version(void *user, const char *file, const char *version) {
   version_user *u = user;
+  if (u->file->versions.n >= MAX_VERSIONS) return;
   doc_version *v = kr_list_push(u->d->arena, &u->file->versions);
   *v = (doc_version){kr_arena_copy(u->d->arena, file, strlen(file)), kr_arena_copy(u->d->arena, version, strlen(version))};
 }
@@ -216,9 +288,9 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
     return file;
   }
   file->kind = krait_scan_kind(scan);
+  if (strncmp(file->name, "libnvrtc.so", 11) == 0 || strncmp(file->name, "libnvrtc-", 9) == 0) doc_read_compiler(d, source, file);
   if (file->kind == KRAIT_FILE_OTHER && is_garbage(file, head, n_head)) {
-    const char *keys[] = {"why", "it begins like no library, archive or GPU code (Python would say: invalid ELF header)", NULL};
-    doc_report(d, "F01", file, "", keys);
+    report_as_damaged(d, file, "it begins like no library, archive or GPU code (Python would say: invalid ELF header)");
   }
   if (d->options.deep) kr_scan_set_deep(scan);
   if (kr_scan_elf(scan)) {
@@ -256,15 +328,25 @@ static krait_target target_of(const doc *d, int cc) {
   return (krait_target){.size = sizeof(krait_target), .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda, .force_ptx_jit = *d->env_force_jit && strcmp(d->env_force_jit, "0") != 0};
 }
 
-static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable) {
+static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable, int *sm) {
   int best = KRAIT_VERDICT_NONE;
   for (size_t i = 0; i < c->images.n; i++) {
     const krait_image *image = KR_AT(c->images, krait_image, i);
     if (image->kind == KRAIT_IMAGE_CUBIN && image->relocatable && !want_relocatable) continue;
     int verdict = krait_rule(d->tables, image, target);
-    if (verdict < best) best = verdict;
+    if (verdict < best || (sm && verdict == best && best < KRAIT_VERDICT_NONE && image->sm > *sm)) {
+      best = verdict;
+      if (sm) *sm = image->sm;
+    }
   }
   return best;
+}
+
+/* Kernels without code in the image that the device takes; PTX was made from the same source as the machine code for its capability. */
+static int count_hollow(const doc_container *c, int sm) {
+  for (size_t i = 0; i < c->bodies.n; i++)
+    if (KR_AT(c->bodies, doc_bodies, i)->sm == sm) return KR_AT(c->bodies, doc_bodies, i)->n_hollow;
+  return 0;
 }
 
 /* PTX of relocatable containers is what the driver links when the linked container has nothing. */
@@ -272,7 +354,7 @@ static int best_relocatable_ptx(const doc *d, const doc_file *file, const krait_
   int best = KRAIT_VERDICT_NONE;
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
-    int verdict = c->relocatable ? best_image(d, c, target, 0) : KRAIT_VERDICT_NONE;
+    int verdict = c->relocatable ? best_image(d, c, target, 0, NULL) : KRAIT_VERDICT_NONE;
     if (verdict < best) best = verdict;
   }
   return best;
@@ -298,10 +380,13 @@ static void judge_file(const doc *d, doc_file *file, int cc) {
   int any_linked = has_linked_container(file);
   file->n_judged = file->n_lost = 0;
   file->verdict = KRAIT_VERDICT_STUB;
+  if (file->is_unused) return;
+  if (file->kind == KRAIT_FILE_ELF && d->machine && file->machine != d->machine) return; /* its host code does not run there: L05 says it */
   for (size_t i = 0; i < file->containers.n; i++) {
     doc_container *c = KR_AT(file->containers, doc_container, i);
     if (c->n_kernels == 0 || (c->relocatable && final)) continue;
-    int verdict = best_image(d, c, &target, c->relocatable);
+    int sm = 0, verdict = best_image(d, c, &target, c->relocatable, &sm);
+    c->n_hollow = count_hollow(c, sm);
     if (verdict > from_ptx && (c->linked || !any_linked)) verdict = from_ptx;
     c->verdict = verdict;
     file->n_judged++;

@@ -32,7 +32,7 @@ static int can_unpack_zstd(const krait_tables *t, const krait_target *target) {
 
 int32_t krait_rule(const krait_tables *t, const krait_image *image, const krait_target *target) {
   int32_t verdict = KRAIT_VERDICT_NONE;
-  if (image->damaged || target->cc <= 0) return verdict;
+  if (!t || !image || !target || image->damaged || target->cc <= 0) return verdict;
   if (image->kind == KRAIT_IMAGE_CUBIN && !target->force_ptx_jit) verdict = rule_cubin(t, image, target->cc);
   if (image->kind == KRAIT_IMAGE_PTX) verdict = rule_ptx(t, image, target);
   if (verdict <= KRAIT_VERDICT_JIT && image->compression == KRAIT_COMPRESSION_ZSTD && !can_unpack_zstd(t, target)) return KRAIT_VERDICT_ZSTD_BLOCKED;

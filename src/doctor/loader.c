@@ -98,22 +98,39 @@ int doc_has_empty_element(const char *paths) {
 }
 
 /* ---- RPATH ---- */
-static int needs(const doc_file *file, const doc_file *library) {
-  return doc_has_text(&file->needed, library->name) || (*library->soname && doc_has_text(&file->needed, library->soname));
+static void index_needs(doc *d) {
+  d->knows_needs = 1;
+  for (size_t i = 0; i < d->files.n && !kr_arena_failed(d->arena); i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    for (size_t k = 0; k < file->needed.n && !file->in_wheel; k++) {
+      size_t *head = kr_names_put(d->arena, &d->needers, DOC_TEXT(file->needed, k));
+      doc_need *need = kr_list_push(d->arena, &d->needs);
+      *need = (doc_need){.file = i, .next = *head};
+      *head = d->needs.n;
+    }
+  }
+}
+
+/* Appends the files that ask for a library by this name. */
+static size_t add_needers(const doc *d, const char *name, const doc_file *chain[MAX_LOADERS], size_t n) {
+  const size_t *head = *name ? kr_names_find(&d->needers, name) : NULL;
+  for (size_t at = head ? *head : 0; at && n < MAX_LOADERS; at = KR_AT(d->needs, doc_need, at - 1)->next) {
+    const doc_file *other = KR_AT(d->files, doc_file, KR_AT(d->needs, doc_need, at - 1)->file);
+    int is_known = 0;
+    for (size_t k = 0; k < n && !is_known; k++) is_known = chain[k] == other;
+    if (!is_known) chain[n++] = other;
+  }
+  return n;
 }
 
 /* The file, then whatever may have loaded it, then what loaded that. An RPATH beside a RUNPATH does not count. */
 static const char *search_rpaths(doc *d, const doc_file *file, const char *name) {
   const doc_file *chain[MAX_LOADERS] = {file};
   const char *found = "";
+  if (!d->knows_needs) index_needs(d);
   for (size_t at = 0, n = 1; at < n && !*found; at++) {
     if (*chain[at]->rpath && !*chain[at]->runpath) found = search_path(d, chain[at]->rpath, folder_of(d, chain[at]->path), name);
-    for (size_t i = 0; i < d->files.n && !*found && n < MAX_LOADERS; i++) {
-      const doc_file *other = KR_AT(d->files, doc_file, i);
-      int is_known = other->in_wheel || !needs(other, chain[at]);
-      for (size_t k = 0; k < n && !is_known; k++) is_known = chain[k] == other;
-      if (!is_known) chain[n++] = other;
-    }
+    if (!*found) n = add_needers(d, chain[at]->name, chain, n), n = add_needers(d, chain[at]->soname, chain, n);
   }
   return found;
 }

@@ -6,7 +6,7 @@
 
 #include "doc.h"
 
-enum { MAX_LINE_BYTES = 65536, MAX_LOG_BYTES = 4 << 20, MAX_TOKEN = 512, MAX_GAP = 200, MAX_HITS = 400 };
+enum { MAX_LINE_BYTES = 65536, MAX_LOG_BYTES = 4 << 20, MAX_TOKEN = 512, MAX_GAP = 200, MAX_HITS = 400, MAX_CAPTURES = 8 };
 
 /* ---- patterns ---- */
 static int is_word(char c) { return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '+' || c == '-'; }
@@ -25,7 +25,7 @@ typedef struct capture {
 } capture;
 
 typedef struct captures {
-  capture at[4];
+  capture at[MAX_CAPTURES];
   int n;
 } captures;
 
@@ -48,7 +48,7 @@ static int match_token(const char *pattern, const char *text, captures *taken) {
     own.text_bytes = kind == '*' ? i : most - i;
     if (own.text_bytes == 0 && kind != '*') break;
     taken->n = kept;
-    if (own.name && kept < 4) taken->at[taken->n++] = own;
+    if (own.name && kept < MAX_CAPTURES) taken->at[taken->n++] = own;
     if (match_here(rest, text + own.text_bytes, taken)) return 1;
     if (kind != '*' && *rest && *rest != '%' && !takes(kind, *rest)) break; /* a shorter token cannot end where rest begins */
   }
@@ -101,10 +101,11 @@ static char *clean(doc *d, const char *text, size_t n) {
       while (i < n && (text[i] < '@' || text[i] > '~')) i++;
       continue;
     }
-    if (text[i] == '\n') line = k + 1;
-    else if ((unsigned char)text[i] < 32) continue;
+    const char c = text[i] == '\t' ? ' ' : text[i];
+    if (c == '\n') line = k + 1;
+    else if ((unsigned char)c < 32 || c == 127) continue;
     else if (k - line > MAX_LINE_BYTES) continue;
-    out[k++] = text[i];
+    out[k++] = c;
     if (k - line == 9 && strncmp(out + line, "[rank", 5) == 0 && out[k - 1] == ' ') k = line;
   }
   out[k] = '\0';
@@ -136,10 +137,15 @@ static int same_keys(const kr_list *a, const kr_list *b) {
   return 1;
 }
 
+/* A hit that knows more takes the place of one that knows nothing. */
 static void add_hit(doc *d, const kr_rule *rule, const char *line, const kr_list *keys) {
   for (size_t i = 0; i < d->log.hits.n; i++) {
-    const doc_hit *hit = KR_AT(d->log.hits, doc_hit, i);
-    if (hit->rule == rule && (same_keys(&hit->keys, keys) || keys->n == 0)) return;
+    doc_hit *hit = KR_AT(d->log.hits, doc_hit, i);
+    if (hit->rule != rule) continue;
+    if (same_keys(&hit->keys, keys) || keys->n == 0) return;
+    if (hit->keys.n) continue;
+    hit->keys = *keys;
+    return;
   }
   if (d->log.hits.n >= MAX_HITS) return;
   doc_hit *hit = kr_list_push(d->arena, &d->log.hits);
@@ -157,24 +163,7 @@ static void match_rules(doc *d, const char *text, int is_line) {
   }
 }
 
-/* ---- facts ---- */
-static const char *token_after(doc *d, const char *text, const char *word) {
-  for (const char *p = text; (p = strstr(p, word)); p++) {
-    const char *value = p + strlen(word);
-    size_t n = 0;
-    while (n < MAX_TOKEN && is_word(value[n])) n++;
-    while (n && value[n - 1] == '.') n--;
-    if (isdigit((unsigned char)*value)) return kr_arena_copy(d->arena, value, n);
-  }
-  return "";
-}
-
-static const char *first_token(doc *d, const char *text, const char *const *words) {
-  const char *found = "";
-  for (; *words && !*found; words++) found = token_after(d, text, *words);
-  return found;
-}
-
+/* ---- names ---- */
 static void add_name(doc *d, kr_list *list, const char *text, size_t n) {
   const char *name = kr_arena_copy(d->arena, text, n);
   if (!doc_has_text(list, name) && list->n < 1000) doc_add_text(d, list, name);
@@ -197,22 +186,68 @@ static void collect_files(doc *d, const char *text) {
   }
 }
 
-int doc_is_named(const kr_row *package, const char *text) {
-  size_t length = strlen(text);
-  if (strstr(text, package->column[0])) return 1;
-  for (const char *p = package->column[1]; *p; p += strspn(p, " ")) {
-    size_t n = strcspn(p, " ");
-    if (memmem(text, length, p, n)) return 1;
-    p += n;
-  }
-  return 0;
+static int is_name_char(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* A name as a word of its own, or as the beginning of one where it is made of parts, as flash_attn_func; NULL. */
+static const char *find_word(const char *text, const char *name, size_t n) {
+  const size_t length = strlen(text);
+  for (const char *p = text; (p = memmem(p, length - (size_t)(p - text), name, n)); p++)
+    if ((p == text || !is_name_char(p[-1])) && (!is_name_char(p[n]) || (p[n] == '_' && memchr(name, '_', n)))) return p;
+  return NULL;
 }
 
-const char *doc_package_in(const doc *d, const char *text) {
+/* The length of the longest name of the package that stands in the text; 0. */
+static size_t named_length(const kr_row *package, const char *text) {
+  size_t best = find_word(text, package->column[0], strlen(package->column[0])) ? strlen(package->column[0]) : 0;
+  for (const char *p = package->column[1]; *p; p += strspn(p, " ")) {
+    size_t n = strcspn(p, " ");
+    if (n > best && find_word(text, p, n)) best = n;
+    p += n;
+  }
+  return best;
+}
+
+int doc_is_named(const kr_row *package, const char *text) { return named_length(package, text) > 0; }
+
+static const kr_row *row_of_module(const doc *d, const char *module) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
-    if (doc_is_named(row, text)) return row->column[0];
-  return "";
+    if (kr_tables_has_word(row->column[1], module)) return row;
+  return NULL;
+}
+
+/* The module at the start of a path's part: "selective_scan_cuda.cpython-312.so", "flash_attn/flash_attn_interface.py". */
+static const char *package_of_part(doc *d, const char *part) {
+  size_t n = strcspn(part, "/\\.\"' \t:,)"), m = strcspn(part, "/\\");
+  if (m > 4 && memcmp(part + m - 4, ".egg", 4) == 0 && part[m]) return package_of_part(d, part + m + 1);
+  const char *module = kr_arena_copy(d->arena, part, n);
+  const kr_row *row = row_of_module(d, module);
+  if (!n || strcmp(module, "__pycache__") == 0) return "";
+  if (row) return row->column[0];
+  if (strcmp(module, "torch") == 0 || strcmp(module, "nvidia") == 0) return "torch";
+  const char *so = strstr(part, ".so"), *pyd = strstr(part, ".pyd"), *library = so ? so : pyd; /* of others, only what is compiled can be the cause */
+  return library && library < part + strcspn(part, " \t\"',;)") ? doc_normalise(d, module, n) : "";
+}
+
+/* Of the last path below site-packages, else of a path's part that is a module of the tables. */
+static const char *package_of_paths(doc *d, const char *text) {
+  const char *found = "";
+  for (const char *p = text; (p = strstr(p, "-packages")); p++)
+    if (p[9] == '/' || p[9] == '\\') found = package_of_part(d, p + 10);
+  return found;
+}
+
+const char *doc_package_in(doc *d, const char *text) {
+  const char *best = package_of_paths(d, text);
+  const kr_row *row;
+  size_t most = 0;
+  if (*best && strcmp(best, "torch") != 0 && strcmp(best, "triton") != 0) return best;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
+    size_t n = strcmp(row->column[0], "triton") == 0 ? 0 : named_length(row, text);
+    if (strchr(row->column[3], '/') && strstr(text, row->column[3])) n = strlen(row->column[3]); /* where its releases are */
+    if (n > most) most = n, best = row->column[0];
+  }
+  return best;
 }
 
 static void collect_packages(doc *d, const char *text) {
@@ -221,47 +256,161 @@ static void collect_packages(doc *d, const char *text) {
     if (doc_is_named(row, text)) add_name(d, &d->log.names, row->column[0], strlen(row->column[0]));
 }
 
-static void gpu_from_text(doc *d, const char *text) {
+/* ---- facts ---- */
+static const char *token_after(doc *d, const char *text, const char *word) {
+  for (const char *p = text; (p = strstr(p, word)); p++) {
+    const char *value = p + strlen(word);
+    size_t n = 0;
+    while (n < MAX_TOKEN && is_word(value[n])) n++;
+    while (n && value[n - 1] == '.') n--;
+    if (isdigit((unsigned char)*value)) return kr_arena_copy(d->arena, value, n);
+  }
+  return "";
+}
+
+static const char *first_token(doc *d, const char *text, const char *const *words) {
+  const char *found = "";
+  for (; *words && !*found; words++) found = token_after(d, text, *words);
+  return found;
+}
+
+/* "mamba_ssm==2.2.5", "flash-attn 2.7.4", "Name: xformers Version: 0.0.27", "bitsandbytes-0.43.2.dev0-py3.10.egg". */
+static void collect_versions(doc *d, const char *text) {
+  static const char *const seps[] = {"==", " Version: ", " version: ", " version ", " ", ": ", "-", " @ ", "@"};
+  for (size_t i = 0; i < d->log.names.n; i++) {
+    const char *name = DOC_TEXT(d->log.names, i), *found = "";
+    char *other = kr_arena_copy(d->arena, name, strlen(name));
+    for (char *p = other; *p; p++) *p = *p == '-' ? '_' : *p;
+    for (size_t k = 0; k < sizeof seps / sizeof *seps && !*found; k++) {
+      found = token_after(d, text, kr_arena_print(d->arena, "%s%s", name, seps[k]));
+      if (!*found) found = token_after(d, text, kr_arena_print(d->arena, "%s%s", other, seps[k]));
+      if (!strchr(found, '.')) found = "";
+    }
+    size_t n = strcspn(found, "-"); /* a wheel's or an archive's name goes on */
+    for (const char *end = found; (end = strstr(end, ".tar")); end++) n = (size_t)(end - found) < n ? (size_t)(end - found) : n;
+    if (*found) doc_add_text(d, &d->log.versions, name), doc_add_text(d, &d->log.versions, kr_arena_copy(d->arena, found, n));
+  }
+}
+
+const char *doc_version_of(const doc *d, const char *package) {
+  const doc_package *p = *package ? doc_find_package(d, package) : NULL;
+  if (p) return p->version;
+  for (size_t i = 0; i + 1 < d->log.versions.n; i += 2)
+    if (strcmp(DOC_TEXT(d->log.versions, i), package) == 0) return DOC_TEXT(d->log.versions, i + 1);
+  return "";
+}
+
+/* ---- the GPU ---- */
+static int set_gpu(doc *d, const char *name, int cc) {
+  if (!cc) return 0;
+  *(doc_gpu *)kr_list_push(d->arena, &d->gpus) = (doc_gpu){name, "the log", cc};
+  return 1;
+}
+
+/* "GPU 0: NVIDIA GeForce RTX 3090" of collect_env, "|   0  Tesla T4    Off |" of nvidia-smi. */
+static int gpu_from_listing(doc *d, const char *text) {
+  for (const char *p = text; (p = strstr(p, "GPU 0: ")); p++) {
+    const char *name = kr_arena_copy(d->arena, p + 7, strcspn(p + 7, "(\n"));
+    if (set_gpu(d, name, krait_tables_find_gpu(d->tables, name))) return 1;
+  }
+  for (const char *p = text; (p = strstr(p, "|   0  ")); p++) {
+    const char *name = p + 7, *end = strstr(name, "  ");
+    if (end && end - name < 64 && set_gpu(d, kr_arena_copy(d->arena, name, (size_t)(end - name)), krait_tables_find_gpu(d->tables, kr_arena_copy(d->arena, name, (size_t)(end - name))))) return 1;
+  }
+  return 0;
+}
+
+/* A name of the tables as a word; short ones only behind the maker's name or in capitals with three digits, as A100. */
+static int gpu_from_words(doc *d, const char *text) {
   const kr_row *row;
-  size_t best = 6;
+  size_t best = 0;
   doc_gpu found = {0};
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gpu", &at));)
     for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {
       size_t n = strcspn(p, ",");
-      const char *name = kr_arena_copy(d->arena, p, n), *hit = strstr(text, name);
-      if (hit && n > best && !isalnum((unsigned char)hit[n])) best = n, found = (doc_gpu){name, "the log", kr_parse_tenths(row->column[0])};
+      const char *name = kr_arena_copy(d->arena, p, n), *shown = n > best ? find_word(text, name, n) : NULL;
+      int is_short = n < 7 && !(n >= 4 && isdigit((unsigned char)name[1]) && isdigit((unsigned char)name[2]) && isdigit((unsigned char)name[3]));
+      if (shown && is_short) shown = find_word(text, kr_arena_print(d->arena, "Tesla %s", name), n + 6);
+      if (!shown && is_short) shown = find_word(text, kr_arena_print(d->arena, "NVIDIA %s", name), n + 7);
+      if (shown && n > best) best = n, found = (doc_gpu){name, "the log", kr_parse_tenths(row->column[0])};
       p += n;
     }
-  kr_list keys = KR_LIST(const char *);
-  if (!found.cc && doc_match(d, "CUDA capability sm_%d{sm}", text, &keys)) found = (doc_gpu){kr_arena_print(d->arena, "sm_%s", DOC_TEXT(keys, 1)), "the log", atoi(DOC_TEXT(keys, 1))};
-  if (found.cc) *(doc_gpu *)kr_list_push(d->arena, &d->gpus) = found;
+  return set_gpu(d, found.name, found.cc);
+}
+
+static int gpu_from_capability(doc *d, const char *text) {
+  static const char *const patterns[] = {"CUDA capability sm_%d{sm}", "of cuda capability %d{cc}", "compute capability %d{cc}", "compute capability: %d{cc}", "compute_capability=%d{cc}", "cuda capability %d{cc}"};
+  for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+    kr_list keys = KR_LIST(const char *);
+    if (!doc_match(d, patterns[i], text, &keys)) continue;
+    const char *value = DOC_TEXT(keys, 1);
+    int cc = strchr(value, '.') ? kr_parse_tenths(value) : atoi(value) >= 30 ? atoi(value) : 0;
+    if (set_gpu(d, kr_arena_print(d->arena, "sm_%d", cc), cc)) return 1;
+  }
+  return 0;
+}
+
+/* ---- torch, driver, toolkit ---- */
+static void torch_from_text(doc *d, const char *text) {
+  static const char *const words[] = {"(you have ", "torch==", "torch-", "torch: ", "torch version: ", "torch.__version__ '", "torch.__version__ ", "PyTorch version: ", "PyTorch Version: ",
+                                      "PyTorch version ", "PyTorch ", "pytorch ", "Torch ", "torch ", "torch=", NULL};
+  static const char *const cuda[] = {"CUDA used to build PyTorch: ", "torch.version.cuda: ", "torch.version.cuda ", NULL};
+  const char *version = first_token(d, text, words), *tag = strstr(version, "+cu");
+  int number = kr_parse_torch(version);
+  if (number < 100 || number > 399 || !strchr(version, '.')) return;
+  d->torch = version, d->torch_number = number, d->torch_source = "the log";
+  d->torch_cuda = tag ? kr_print_tenths(d->arena, atoi(tag + 3)) : first_token(d, text, cuda);
+}
+
+static void driver_from_text(doc *d, const char *text) {
+  static const char *const words[] = {"Driver Version: ", "driver version: ", "Nvidia driver version: ", "driver ", NULL};
+  static const char *const cuda[] = {"CUDA Version: ", "CUDA UMD Version: ", NULL};
+  const char *version = first_token(d, text, words);
+  int number = kr_parse_driver(version), most = kr_parse_tenths(first_token(d, text, cuda));
+  if (number < 300000000) return;
+  d->driver = version, d->driver_source = "the log", d->driver_number = number;
+  if (!most) most = kr_tables_cuda_of_driver(d->tables, number);
+  d->driver_cuda = most / 10 * 1000 + most % 10 * 10;
+}
+
+static void python_from_text(doc *d, const char *text) {
+  static const char *const words[] = {"Python version: 3.", ".cpython-3", "python3.", "Python 3.", "-cp3", "Python3", NULL};
+  int minor = atoi(first_token(d, text, words));
+  if (minor < 6 || minor > 40) return;
+  d->python = 300 + minor, d->python_source = "the log";
+}
+
+static int holds_any(const char *text, const char *const *words) {
+  for (; *words; words++)
+    if (strstr(text, *words)) return 1;
+  return 0;
+}
+
+static void site_from_text(doc *d, const char *text) {
+  const char *end = strstr(text, "site-packages"), *begin = end;
+  if (!end) end = strstr(text, "dist-packages"), begin = end;
+  while (begin && begin > text && !isspace((unsigned char)begin[-1]) && !strchr("\"'`(", begin[-1])) begin--;
+  if (end && *begin == '/') d->log.site = kr_arena_copy(d->arena, begin, (size_t)(end + 13 - begin));
 }
 
 static void fill_facts(doc *d, const char *text) {
-  static const char *const torch[] = {"torch==", "torch-", "torch: ", "torch version: ", "torch.__version__ ", "PyTorch version: ", "PyTorch Version: ", "PyTorch ", "pytorch ", "Torch ", "torch ", "torch=", NULL};
-  static const char *const nvcc[] = {"Cuda compilation tools, release ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
-  if (!*d->torch) {
-    const char *version = first_token(d, text, torch);
-    const char *tag = strstr(version, "+cu");
-    if (*version) {
-      d->torch = version;
-      d->torch_number = kr_parse_torch(version);
-      d->torch_source = "the log";
-      if (tag) d->torch_cuda = kr_print_tenths(d->arena, atoi(tag + 3));
-    }
-  }
-  if (!*d->driver) {
-    static const char *const words[] = {"Driver Version: ", "driver version: ", "driver ", NULL};
-    d->driver = first_token(d, text, words);
-    if (*d->driver) d->driver_source = "the log", d->driver_number = kr_parse_driver(d->driver);
-    if (d->driver_number < 300000000) d->driver = "", d->driver_number = 0;
-  }
+  static const char *const nvcc[] = {"Cuda compilation tools, release ", "CUDA runtime version: ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
+  static const char *const windows[] = {"C:\\", "D:\\", "E:\\", "F:\\", ".pyd", "win_amd64", ".dll", NULL};
+  static const char *const build[] = {"ninja", "nvcc", "cc1plus", "uilding wheel", "setup.py", "gcc", "g++", "FAILED:", "collect2", "subprocess-exited", "cl.exe", "uilding extension", NULL};
+  static const char *const crash[] = {"Error", "ERROR", "error", "fatal", "Traceback", "Killed", "FAILED", "ailed", "Exception", "Segmentation fault", "Aborted", "WARN", "annot ", "not found", "Unable", NULL};
+  if (!*d->torch) torch_from_text(d, text);
+  if (!*d->driver) driver_from_text(d, text);
+  if (!d->python) python_from_text(d, text);
   d->log.nvcc = first_token(d, text, nvcc);
   if (!*d->nvcc) d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
-  if (!doc_main_cc(d)) gpu_from_text(d, text);
+  if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text)) gpu_from_capability(d, text);
+  d->log.is_windows = holds_any(text, windows), d->log.is_build = holds_any(text, build), d->log.is_crash = holds_any(text, crash);
+  site_from_text(d, text);
+  collect_versions(d, text);
 }
 
-static const char *symbol_in(doc *d, const char *text) {
+/* ---- lines ---- */
+const char *doc_symbol_in(doc *d, const char *text) {
   const char *at = strstr(text, "undefined symbol: ");
   return at ? kr_arena_copy(d->arena, at + 18, strcspn(at + 18, " \t\n,;")) : "";
 }
@@ -272,6 +421,8 @@ static void read_line(doc *d, const char *line) {
   if (frame) {
     d->log.last_frame = kr_arena_copy(d->arena, frame + 6, strcspn(frame + 6, "\""));
     d->log.is_frame_torch = strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "\\torch\\");
+    const char *owner = doc_package_in(d, d->log.last_frame);
+    if (*owner && strcmp(owner, "torch") != 0) d->log.owner = owner;
   } else if (d->log.is_frame_open) { /* many of torch's functions are no Python and have no frame: the code that calls them is all there is */
     d->log.is_frame_torch |= strstr(line, "torch.") != NULL || strstr(line, " F.") != NULL;
   }
@@ -281,7 +432,7 @@ static void read_line(doc *d, const char *line) {
   size_t n = strcspn(line, ":");
   if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) && (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))
     d->log.last_exception = line;
-  const char *symbol = symbol_in(d, line);
+  const char *symbol = doc_symbol_in(d, line);
   if (*symbol) d->log.symbol = symbol;
 }
 
@@ -307,6 +458,6 @@ void doc_read_log(doc *d, const char *text, size_t n) {
   d->log.near = NULL;
   match_rules(d, tight, 0);
   match_rules(d, loose, 0);
-  if (!d->log.symbol) d->log.symbol = symbol_in(d, tight);
-  if (!*d->log.symbol) d->log.symbol = symbol_in(d, loose);
+  if (!d->log.symbol) d->log.symbol = doc_symbol_in(d, tight);
+  if (!*d->log.symbol) d->log.symbol = doc_symbol_in(d, loose);
 }

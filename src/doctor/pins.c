@@ -25,6 +25,8 @@ typedef struct pins {
   doc *d;
   kr_list list;     /* pin */
   kr_list included; /* const char * */
+  kr_names first;   /* of a name: index + 1 of its first pin */
+  const char *combination; /* NULL: not looked for yet */
 } pins;
 
 /* ---- versions that a pin allows ---- */
@@ -148,6 +150,8 @@ static void add_pin(pins *all, const char *file, const char *text, size_t n, int
   if (!read_pin(all->d, text, n, &p)) return;
   p.line = line, p.file = file;
   *(pin *)kr_list_push(all->d->arena, &all->list) = p;
+  size_t *first = kr_names_put(all->d->arena, &all->first, p.name);
+  if (!*first) *first = all->list.n;
 }
 
 static void read_pins(pins *all, const char *path);
@@ -227,13 +231,6 @@ static void read_pins(pins *all, const char *path) {
   else read_requirements(all, path, text);
 }
 
-/* ---- what would work ---- */
-static int covers(const char *targets, int cc) {
-  for (const char *p = targets; *p; p += strcspn(p, " "), p += strspn(p, " "))
-    if (atoi(p) / 10 == cc / 10 && atoi(p) <= cc) return 1;
-  return 0;
-}
-
 static int torch_fits(const kr_row *row, int torch) {
   int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
   return !torch || (torch >= first && (!last || torch <= last));
@@ -243,30 +240,17 @@ static int torch_fits(const kr_row *row, int torch) {
 static const kr_row *working_row(const doc *d, const char *package, int cc, int torch) {
   const kr_row *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
-    if (strcmp(row->column[0], package) == 0 && (!cc || covers(row->column[4], cc)) && torch_fits(row, torch)) found = row;
-  return found;
-}
-
-/* A build of this torch for the device whose CUDA the driver runs, the newest; its index, or NULL. tag NULL: any. */
-static const char *torch_index(const doc *d, int torch, int cc, const char *tag) {
-  const kr_row *row;
-  const char *found = NULL;
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
-    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]), gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
-    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) || (cc && !covers(row->column[3], cc))) continue;
-    if (!d->driver_number || d->driver_number >= gate) found = row->column[2];
-  }
+    if (strcmp(row->column[0], package) == 0 && *row->column[8] && (!cc || doc_covers(row->column[4], cc)) && torch_fits(row, torch)) found = row;
   return found;
 }
 
 static const char *requirement(doc *d, const kr_row *row) {
-  return *row->column[2] ? kr_arena_print(d->arena, "%s==%s", row->column[0], row->column[2]) : kr_arena_print(d->arena, "%s>=%s", row->column[0], row->column[1]);
+  return kr_arena_print(d->arena, "%s==%s", row->column[0], row->column[8]);
 }
 
 static int is_repeated(const pins *all, size_t i) {
-  for (size_t k = 0; k < i; k++)
-    if (strcmp(KR_AT(all->list, pin, k)->name, KR_AT(all->list, pin, i)->name) == 0) return 1;
-  return 0;
+  const size_t *first = kr_names_find(&all->first, KR_AT(all->list, pin, i)->name);
+  return first && *first != i + 1;
 }
 
 /* The command that installs a torch, so that the others' setup.py finds it: the pinned one, or the newest of a minor version. */
@@ -280,7 +264,7 @@ static const char *torch_command(doc *d, int torch, const char *index, int keep)
 /* The command that installs this torch, if it is not to be kept, then all pinned packages of the tables; "" when one of them has no wheel for it. */
 static const char *try_torch(pins *all, int torch, int cc, int keep) {
   doc *d = all->d;
-  const char *index = torch_index(d, torch, cc, NULL);
+  const char *index = doc_torch_index(d, torch, cc, NULL);
   kr_text command = kr_text_begin(d->arena);
   if (!index && !(keep && d->options.torch)) return "";
   kr_text_print(&command, "%spip install --no-build-isolation", torch_command(d, torch, index, keep)); /* isolated, they would see another torch */
@@ -288,7 +272,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
     const pin *p = KR_AT(all->list, pin, i);
     const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
     if (row && !best) return "";
-    if (row && cc && covers(row->column[4], cc) && torch_fits(row, torch)) best = row; /* what is pinned already works */
+    if (row && cc && doc_covers(row->column[4], cc) && torch_fits(row, torch)) best = row; /* what is pinned already works */
     const char *exact = best == row ? exact_of(p) : "";
     const char *part = !best ? "" : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact) : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
     if (best && !is_repeated(all, i)) kr_text_print(&command, " %s", part);
@@ -299,10 +283,11 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
 /* The same torch if every package has wheels for it, else the newest with which they all have. */
 static const char *combination(pins *all) {
   doc *d = all->d;
+  if (all->combination) return all->combination;
   int cc = doc_main_cc(d);
-  const char *command = d->torch_number && torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
+  const char *command = d->torch_number && doc_torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
   for (int minor = NEWEST_MINOR; minor >= 0 && !*command && !d->options.torch; minor--) command = try_torch(all, 200 + minor, cc, 0);
-  return command;
+  return all->combination = command;
 }
 
 /* ---- judging ---- */
@@ -321,7 +306,7 @@ static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
   doc *d = all->d;
   const char *tag = strstr(exact_of(p), "+cu");
   int torch = d->torch_number, cc = doc_main_cc(d);
-  if (!torch || !cc || torch_index(d, torch, cc, tag ? tag + 1 : NULL) || !torch_index(d, torch, 0, tag ? tag + 1 : NULL)) return;
+  if (!torch || !cc || doc_torch_index(d, torch, cc, tag ? tag + 1 : NULL) || !doc_torch_index(d, torch, 0, tag ? tag + 1 : NULL)) return;
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
   doc_finding *f = doc_report(d, "K14", about, "torch", keys);
   doc_evidence(d, f, "line %d: torch %s; its wheels hold nothing for %s", p->line, p->spec, kr_print_cc(d->arena, cc));
@@ -344,7 +329,7 @@ static void check_pin(pins *all, const pin *p) {
   if (strcmp(p->name, "torch") == 0) check_torch_pin(all, p, &about);
   if (!row) return;
   const char *what = what_of(d, p, row), *range = kr_arena_print(d->arena, "torch %s to %s", row->column[5], *row->column[6] ? row->column[6] : "newer");
-  if (cc && !covers(row->column[4], cc)) {
+  if (cc && !doc_covers(row->column[4], cc)) {
     const char *keys[] = {"file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc), NULL};
     doc_finding *f = doc_report(d, "K01", &about, p->name, keys);
     doc_evidence(d, f, "line %d; released wheels are built by nvcc %s", p->line, row->column[3]);

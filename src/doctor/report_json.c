@@ -76,7 +76,8 @@ static json_t *file_json(doc *d, const doc_file *file) {
 static json_t *finding_json(doc *d, const doc_finding *f) {
   static const char *const severities[] = {"error", "warn", "info"};
   const char confidence[2] = {f->confidence, 0};
-  return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "id", f->rule->id, "severity", severities[f->severity], "confidence", confidence, "file", text_json(d, f->file),
+  return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", f->rule->id, "severity", severities[f->severity], "confidence", confidence, "package", text_json(d, f->package),
+                   "package_version", text_json(d, f->version), "file", text_json(d, f->file),
                    "offset", f->offset >= 0 ? json_integer(f->offset) : json_null(), "evidence", texts_json(d, &f->evidence), "explain", text_json(d, f->says), "fix",
                    texts_json(d, &f->fixes), "source", text_json(d, f->rule->source));
 }
@@ -85,6 +86,7 @@ static json_t *finding_json(doc *d, const doc_finding *f) {
 static int is_shown(const doc *d, const doc_file *file) { return d->options.all || file->is_cuda || file->is_extension || file->kind != KRAIT_FILE_ELF || !d->is_environment; }
 
 const char *krait_report_json(krait_report *d, int32_t strict) {
+  if (!d) return "";
   json_t *files = json_array(), *findings = json_array();
   for (size_t i = 0; i < d->files.n; i++)
     if (is_shown(d, KR_AT(d->files, doc_file, i))) json_array_append_new(files, file_json(d, KR_AT(d->files, doc_file, i)));

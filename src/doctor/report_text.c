@@ -95,6 +95,7 @@ static void print_head(printer *p) {
   if (*d->driver) kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000, d->driver_cuda / 10 % 100, d->driver_source);
   if (*d->torch) kr_text_print(&line, " · torch %s (from %s)", d->torch, d->torch_source);
   if (d->python) kr_text_print(&line, " · Python %d.%d", d->python / 100, d->python % 100);
+  if (d->sites.n) kr_text_print(&line, " · %s%s", *d->prefix ? d->prefix : DOC_TEXT(d->sites, 0), d->sites.n > 1 ? kr_arena_print(d->arena, " and %zu more", d->sites.n - 1) : "");
   wrap(p, "krait doctor: ", 2, line.at, 0);
 }
 
@@ -132,7 +133,7 @@ static void print_good_files(printer *p) {
     if (!file->n_judged || file->verdict > KRAIT_VERDICT_JIT || !doc_main_cc(d)) continue;
     const char *how = file->verdict == KRAIT_VERDICT_NATIVE ? "native" : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version" : "PTX, compiled at first start";
     wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
-         kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", file->name, file->n_judged, file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s",
+         kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", doc_shown_name(file), file->n_judged, file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s",
                         print_devices(d), how, doc_print_set(d, file)), 0);
   }
   for (size_t i = 0; i < d->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->notes, i), 0);
@@ -144,24 +145,28 @@ static void print_inventory(printer *p) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->has_fatbin) continue;
     const char *by = file->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, file->toolkit)) : "";
-    wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "%s  %zu container%s: %s%s", file->name, file->containers.n, file->containers.n > 1 ? "s" : "", doc_print_set(d, file), by), 0);
+    wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "%s  %zu container%s: %s%s", doc_shown_name(file), file->containers.n, file->containers.n > 1 ? "s" : "", doc_print_set(d, file), by), 0);
   }
 }
 
 /* ---- findings ---- */
 static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
 
+/* A line that a shell takes as it stands: a program of these, or variables in capitals before one. */
 static int is_command(const char *fix) {
-  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "FLASH", "MAMBA", "CAUSAL", "TORCH_CUDA", "CUDA_"};
+  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "free ", "sed ", "cd "};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
-  return strstr(fix, "-m pip install") != NULL && *fix == '/';
+  size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
+  return (n > 2 && fix[n] == '=') || (strstr(fix, "-m pip install") != NULL && *fix == '/');
 }
 
 static void print_finding(printer *p, const doc_finding *f) {
   static const char *const marks[] = {"[✗]", "[!]", "[i]"}, *const colors[] = {"\033[31m", "\033[33m", "\033[36m"};
   doc *d = p->d;
   const char *about = *f->file ? f->file : *f->package ? f->package : f->rule->name;
+  const char *version = *f->package && *f->version ? kr_arena_print(d->arena, " (%s %s)", f->package, f->version) : "";
+  if (*f->file && *f->package) about = kr_arena_print(d->arena, "%s%s", f->file, version);
   wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")), 4, about, 0);
   wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, confidence_word(f->confidence)), 17, f->says, 0);
   for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
@@ -176,10 +181,51 @@ static int holds_code(const doc *d) {
   return 0;
 }
 
+/* ---- the first screen: what is wrong and since which package, and the command; each on a line of its own, so that it can be copied ---- */
+static const char *first_command(const doc_finding *f) {
+  for (size_t i = 0; i < f->fixes.n; i++)
+    if (is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
+  return f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
+}
+
+static const doc_finding *main_finding(const doc *d) {
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (!f->hidden && f->severity != KR_INFO) return f;
+  }
+  return NULL;
+}
+
+static int names_package(const doc_finding *f) {
+  char other[128];
+  size_t n = strlen(f->package);
+  if (!n || n >= sizeof other || strstr(f->says, f->package)) return 1;
+  for (size_t i = 0; i <= n; i++) other[i] = f->package[i] == '-' ? '_' : f->package[i];
+  return strstr(f->says, other) == f->says && !*f->version;
+}
+
+static void print_first(printer *p) {
+  doc *d = p->d;
+  const doc_finding *f = main_finding(d);
+  if (!f) return;
+  const char *since = names_package(f) ? "" : kr_arena_print(d->arena, "%s%s%s: ", f->package, *f->version ? " " : "", f->version);
+  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"), doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"), doc_printable(d, first_command(f)));
+}
+
+/* Nothing in the text is known: what was looked for, and what would tell more. */
+static void print_unknown_log(printer *p) {
+  doc *d = p->d;
+  wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "The log's text names nothing that this program knows: it was searched for %zu kinds of failure of drivers, libraries, wheels, builds and GPU code.", d->tables->rules.n), 0);
+  if (d->log.is_crash && d->log.last_exception) wrap(p, "    ", 4, kr_arena_print(d->arena, "Its last error: %.200s", d->log.last_exception), 0);
+  if (d->log.is_crash) wrap(p, "    ", 4, "To find out more, give the whole text from the command on, the output of python3 -m torch.utils.collect_env behind it, and the environment's folder.", 0);
+}
+
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
+  if (!d) return "";
   printer p = {.d = d, .out = kr_text_begin(d->arena), .color = color};
   const doc_finding *first = NULL;
   int n[3] = {0};
+  print_first(&p);
   print_head(&p);
   print_good_driver(&p);
   print_good_files(&p);
@@ -194,10 +240,13 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (d->n_unreached && !d->options.all)
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
-  if (!n[0] && !n[1] && !n[2] && d->log.given) wrap(&p, "[ ] ", 4, "The log's text names nothing that this program knows.", 0);
+  if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
   if (!d->files.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
   if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
+  if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
+    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
+                                       d->packages.n, d->files.n), 0);
   if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0]) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
   if (!doc_main_cc(d) && d->n_pins) wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
   if (!doc_main_cc(d) && holds_code(d)) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
@@ -222,7 +271,7 @@ static int plan_step(const doc_finding *f) {
 static const char *plan_command(doc *d, const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++) {
     const char *fix = DOC_TEXT(f->fixes, i);
-    if (is_command(fix) && strncmp(fix, "pip uninstall", 13) != 0) return fix;
+    if (is_command(fix) && (strncmp(fix, "pip uninstall", 13) != 0 || strstr(fix, " && "))) return fix;
   }
   if (!f->fixes.n) return "";
   const char *other = f->fixes.n > 1 && strncmp(DOC_TEXT(f->fixes, 1), "or", 2) == 0 ? DOC_TEXT(f->fixes, 1) : "";
@@ -241,21 +290,111 @@ static int already_planned(doc *d, const kr_list *planned, const doc_finding *f,
   return 0;
 }
 
+/* The torch that a command installs: after it, extensions are judged and built for that one. */
+static void assume_torch(doc *d, const char *command) {
+  const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/cu");
+  if (!at) return;
+  d->torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "", index ? (int)strcspn(index + 5, " \"") : 0, index ? index + 5 : "");
+  d->torch_number = kr_parse_torch(d->torch);
+  if (index) d->torch_cuda = kr_print_tenths(d->arena, atoi(index + 7));
+}
+
+static int is_in_plan(const kr_list *commands, const char *package) {
+  for (size_t i = 0; i < commands->n; i++)
+    if (strstr(DOC_TEXT(*commands, i), package)) return 1;
+  return 0;
+}
+
+/* What was built for the torch that goes must come again for the one that comes. */
+static void plan_rebuilds(doc *d, kr_list *commands) {
+  kr_names seen = {0};
+  for (size_t i = 0; i < d->files.n; i++) {
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!file->uses_torch_cxx || file->is_torch || file->in_wheel || !*file->package || strcmp(file->package, "torch") == 0) continue;
+    if ((*kr_names_put(d->arena, &seen, file->package))++ || is_in_plan(commands, file->package)) continue;
+    const char *command = doc_command(d, "rebuild", file->package, file->package_version, "");
+    if (*command) doc_add_text(d, commands, command);
+  }
+}
+
+/* Fixes that name a torch's release were made for the one that is there: once it changes, they are made anew. */
+static const char *command_now(doc *d, const doc_finding *f, int torch_changes) {
+  kr_list fixes = KR_LIST(const char *);
+  if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5) return plan_command(d, f);
+  if (f->rule->stage == KR_STAGE_IMAGE) doc_add_build_fixes(d, &fixes, f->package, f->version);
+  for (size_t i = 0; i < fixes.n; i++)
+    if (is_command(DOC_TEXT(fixes, i))) return DOC_TEXT(fixes, i);
+  return plan_command(d, f);
+}
+
 const char *krait_report_plan(krait_report *d) {
+  if (!d) return "";
   kr_text out = kr_text_begin(d->arena);
-  kr_list planned = KR_LIST(const doc_finding *);
-  int torch_changes = 0;
+  kr_list planned = KR_LIST(const doc_finding *), commands = KR_LIST(const char *);
+  const char *torch = d->torch, *torch_cuda = d->torch_cuda;
+  int torch_number = d->torch_number, torch_changes = 0;
   for (int step = 0; step <= 5; step++)
     for (size_t i = 0; i < d->findings.n; i++) {
       const doc_finding *f = KR_AT(d->findings, doc_finding, i);
       if (f->severity == KR_INFO || plan_step(f) != step) continue;
-      const char *command = plan_command(d, f);
-      if (!*command || already_planned(d, &planned, f, command)) continue;
+      const char *command = command_now(d, f, torch_changes);
+      if (!*command || already_planned(d, &planned, f, command) || doc_has_text(&commands, command)) continue;
       *(const doc_finding **)kr_list_push(d->arena, &planned) = f;
-      torch_changes |= step == 3;
-      kr_text_print(&out, "%s\n", doc_printable(d, command));
+      doc_add_text(d, &commands, command);
+      if (strstr(command, "pip install") && strstr(command, " torch==")) torch_changes = 1, assume_torch(d, command);
     }
-  if (torch_changes) kr_text_print(&out, "krait doctor   # torch changes: look again, extensions may need a rebuild for it\n");
+  if (torch_changes && d->torch_number != torch_number) plan_rebuilds(d, &commands);
+  for (size_t i = 0; i < commands.n; i++) kr_text_print(&out, "%s\n", doc_printable(d, DOC_TEXT(commands, i)));
+  d->torch = torch, d->torch_cuda = torch_cuda, d->torch_number = torch_number;
+  if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;
+}
+
+/* ---- for a bug report ---- */
+/* A path without what names a person or a machine: from site-packages or the last folder on. */
+static const char *shorten_path(doc *d, const char *text) {
+  kr_text out = kr_text_begin(d->arena);
+  for (const char *p = text; *p;) {
+    size_t n = strcspn(p, " '\"`,;()=");
+    const char *end = p + n, *keep = p;
+    if (n > 1 && (*p == '/' || (p[1] == ':' && p[2] == '\\'))) {
+      for (const char *q = p; q < end; q++)
+        if (strncmp(q, "-packages/", 10) == 0 && q + 10 < end) keep = q + 10;
+      for (const char *q = p; q < end && keep == p; q++)
+        if (*q == '/' || *q == '\\') { /* the last part alone */
+          const char *next = strpbrk(q + 1, "/\\");
+          if (!next || next >= end) keep = q + 1;
+        }
+    }
+    kr_text_add(&out, keep, (size_t)(end - keep));
+    p = end;
+    if (*p) kr_text_add(&out, p++, 1);
+  }
+  return out.at;
+}
+
+const char *krait_report_issue(krait_report *d) {
+  if (!d) return NULL;
+  static const char *const severities[] = {"error", "warning", "note"};
+  printer p = {.d = d, .out = kr_text_begin(d->arena)};
+  kr_text_print(&p.out, "krait doctor %s, tables of %s\n\n", krait_version(), krait_tables_date(d->tables));
+  for (size_t i = 0; i < d->gpus.n; i++) kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->gpus, doc_gpu, i)->name), KR_AT(d->gpus, doc_gpu, i)->cc ? kr_arena_print(d->arena, " (%s)", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc)) : "");
+  if (*d->driver) kr_text_print(&p.out, "- driver: %s\n", doc_printable(d, d->driver));
+  if (*d->torch) kr_text_print(&p.out, "- torch: %s%s%s\n", doc_printable(d, d->torch), *d->torch_cuda ? ", CUDA " : "", doc_printable(d, d->torch_cuda));
+  if (d->python) kr_text_print(&p.out, "- Python %d.%d, glibc %d.%d\n", d->python / 100, d->python % 100, d->glibc / 100, d->glibc % 100);
+  for (size_t i = 0; i < d->packages.n; i++) {
+    const doc_package *package = KR_AT(d->packages, doc_package, i);
+    if (strcmp(package->name, "torch") == 0 || doc_package_row(d, package->name) || strncmp(package->name, "nvidia-", 7) == 0) kr_text_print(&p.out, "- %s %s\n", doc_printable(d, package->name), doc_printable(d, package->version));
+  }
+  kr_text_print(&p.out, "\n");
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (!doc_is_shown(d, f)) continue;
+    kr_text_print(&p.out, "%s %s: %s\n", severities[f->severity], f->rule->id, doc_printable(d, shorten_path(d, f->says)));
+    for (size_t k = 0; k < f->evidence.n; k++) kr_text_print(&p.out, "    %s\n", doc_printable(d, shorten_path(d, DOC_TEXT(f->evidence, k))));
+    if (f->fixes.n) kr_text_print(&p.out, "    fix: %s\n", doc_printable(d, shorten_path(d, first_command(f))));
+  }
+  if (!d->findings.n) kr_text_print(&p.out, "nothing wrong was found\n");
+  return p.out.at;
 }

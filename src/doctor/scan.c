@@ -35,7 +35,7 @@ struct krait_scan {
   kr_source unpacked_source;
   kr_elf cubin_elf;
   kr_cubin cubin;
-  uint64_t next_kernel;
+  uint64_t next_kernel, kernel_bytes;
   size_t ptx_at;
 };
 
@@ -150,6 +150,7 @@ static int32_t open_own(kr_source own, krait_scan **scan) {
 }
 
 int32_t krait_scan_open(const char *path, krait_scan **scan) {
+  KR_CHECK(path && scan, KRAIT_ERR_ARGUMENT, "path and scan must not be NULL");
   kr_source own;
   *scan = NULL;
   KR_TRY(kr_source_open(&own, path));
@@ -157,6 +158,7 @@ int32_t krait_scan_open(const char *path, krait_scan **scan) {
 }
 
 int32_t krait_scan_open_bytes(const void *bytes, size_t n, krait_scan **scan) {
+  KR_CHECK((bytes || n == 0) && scan, KRAIT_ERR_ARGUMENT, "bytes and scan must not be NULL");
   *scan = NULL;
   return open_own(kr_source_memory(bytes, n, "bytes"), scan);
 }
@@ -174,7 +176,7 @@ void krait_scan_close(krait_scan **scan) {
   *scan = NULL;
 }
 
-int32_t krait_scan_kind(const krait_scan *scan) { return scan->kind; }
+int32_t krait_scan_kind(const krait_scan *scan) { return scan ? scan->kind : 0; }
 void kr_scan_set_deep(krait_scan *scan) { scan->deep = 1; }
 kr_elf *kr_scan_elf(krait_scan *scan) { return scan->has_elf ? &scan->elf : NULL; }
 
@@ -319,6 +321,7 @@ static int32_t find_next(krait_scan *s, kr_fatbin *found, const kr_scan_region *
 }
 
 int32_t krait_scan_next_container(krait_scan *s, krait_container *container) {
+  KR_CHECK(s && container, KRAIT_ERR_ARGUMENT, "scan and container must not be NULL");
   const kr_scan_region *where;
   kr_fatbin found = {0};
   KR_CHECK(container->size >= sizeof *container, KRAIT_ERR_STRUCT_SIZE, "container: size is not set");
@@ -405,6 +408,7 @@ static int32_t bare_image(krait_scan *s) {
 }
 
 int32_t krait_scan_next_image(krait_scan *s, krait_image *image) {
+  KR_CHECK(s && image, KRAIT_ERR_ARGUMENT, "scan and image must not be NULL");
   KR_CHECK(image->size >= sizeof *image, KRAIT_ERR_STRUCT_SIZE, "image: size is not set");
   s->have_entry = s->kernels_open = 0;
   if (!s->have_fatbin) return 0;
@@ -456,21 +460,27 @@ static int32_t open_kernels(krait_scan *s) {
 }
 
 int32_t krait_scan_next_kernel(krait_scan *s, char *name, size_t cap) {
+  KR_CHECK(s && (name || cap == 0), KRAIT_ERR_ARGUMENT, "scan and name must not be NULL");
   if (!s->have_entry || (s->entry.kind != KR_ENTRY_CUBIN && s->entry.kind != KR_ENTRY_PTX)) return 0;
   if (!s->kernels_open) KR_TRY(open_kernels(s));
-  if (s->entry.kind == KR_ENTRY_CUBIN) return kr_cubin_kernel(&s->cubin_elf, &s->cubin, &s->next_kernel, name, cap);
+  s->kernel_bytes = 0;
+  if (s->entry.kind == KR_ENTRY_CUBIN) return kr_cubin_kernel_sized(&s->cubin_elf, &s->cubin, &s->next_kernel, name, cap, &s->kernel_bytes);
   return kr_ptx_kernel((const char *)s->unpacked_source.memory, (size_t)s->unpacked_source.size, &s->ptx_at, name, cap);
 }
+
+uint64_t kr_scan_kernel_bytes(const krait_scan *s) { return s->kernel_bytes; }
 
 int32_t kr_scan_toolkit(const krait_scan *s) { return s->kernels_open ? s->cubin.toolkit : 0; }
 
 int32_t krait_scan_decode(krait_scan *s, void *out, size_t cap, size_t *n) {
+  KR_CHECK(s && n && (out || cap == 0), KRAIT_ERR_ARGUMENT, "scan, out and n must not be NULL");
   KR_CHECK(s->have_entry, KRAIT_ERR_ARGUMENT, "scan: no image was read yet");
   return kr_entry_unpack(s->source, &s->entry, out, cap, n);
 }
 
 /* ---- what the loader reads ---- */
 int32_t krait_scan_next_needed(krait_scan *s, uint64_t *cursor, char *name, size_t cap) {
+  KR_CHECK(s && cursor && (name || cap == 0), KRAIT_ERR_ARGUMENT, "scan, cursor and name must not be NULL");
   KR_TRY(kr_scan_read_dynamic(s));
   while (*cursor < s->dynamic.n_entries) {
     uint64_t tag, value, i = (*cursor)++;
@@ -483,6 +493,7 @@ int32_t krait_scan_next_needed(krait_scan *s, uint64_t *cursor, char *name, size
 }
 
 int32_t krait_scan_next_symbol(krait_scan *s, int32_t defined, uint64_t *cursor, char *name, size_t cap) {
+  KR_CHECK(s && cursor && (name || cap == 0), KRAIT_ERR_ARGUMENT, "scan, cursor and name must not be NULL");
   KR_TRY(kr_scan_read_dynamic(s));
   if (*cursor == 0) *cursor = 1; /* the first symbol is always empty */
   while (*cursor < s->dynamic.n_symbols) {

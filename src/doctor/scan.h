@@ -31,6 +31,8 @@ kr_source *kr_scan_source(krait_scan *scan);
 int kr_scan_has_relfatbin(const krait_scan *scan);
 /* Whether a container is the linked one of -rdc=true, by the file's wrappers: 1 yes, 0 no, -1 the file does not say. */
 int kr_scan_is_linked(krait_scan *scan, uint64_t container_offset);
+/* The instructions of the kernel that came last; 0 for PTX. */
+uint64_t kr_scan_kernel_bytes(const krait_scan *scan);
 /* The toolkit of the image whose kernels were asked for last; ten times the version, 0 unknown. */
 int32_t kr_scan_toolkit(const krait_scan *scan);
 

@@ -31,17 +31,19 @@ const char *doc_normalise(doc *d, const char *name, size_t n) {
   return out;
 }
 
-const doc_package *doc_next_package(const doc *d, const char *name, size_t *at) {
-  while (*at < d->packages.n) {
-    const doc_package *p = KR_AT(d->packages, doc_package, (*at)++);
-    if (strcmp(p->name, name) == 0) return p;
-  }
-  return NULL;
+const doc_package *doc_find_package(const doc *d, const char *name) {
+  const size_t *first = kr_names_find(&d->package_names, name);
+  return first && *first ? KR_AT(d->packages, doc_package, *first - 1) : NULL;
 }
 
-const doc_package *doc_find_package(const doc *d, const char *name) {
-  size_t at = 0;
-  return doc_next_package(d, name, &at);
+const doc_package *doc_twin_package(const doc *d, const doc_package *p) { return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL; }
+
+/* The first of a name, and from each the next of the same name. */
+static void index_package(doc *d, size_t i) {
+  doc_package *p = KR_AT(d->packages, doc_package, i);
+  size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
+  if (!*first) *first = i + 1;
+  else p->next = KR_AT(d->packages, doc_package, *first - 1)->next, KR_AT(d->packages, doc_package, *first - 1)->next = i + 1;
 }
 
 const char *doc_header(doc *d, const char *text, const char *key) {
@@ -96,10 +98,8 @@ static int same_hash(const char *base64, const char *hex) {
 /* Of a file that is damaged already, RECORD is one more witness. */
 static void report_record(doc *d, const doc_file *file, const char *why) {
   const char *keys[] = {"why", why, NULL};
-  for (size_t i = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (strcmp(f->rule->id, "F01") != 0 || strcmp(f->file, file->path) != 0) continue;
-    doc_evidence(d, f, "%s", why);
+  if (file->damage) {
+    doc_evidence(d, KR_AT(d->findings, doc_finding, file->damage - 1), "%s", why);
     return;
   }
   doc_report(d, "W06", file, "", keys);
@@ -138,10 +138,9 @@ static int split_record(char *line, const char *field[3]) {
   return 1;
 }
 
-static int is_known_file(const doc *d, const char *path) {
-  for (size_t i = 0; i < d->files.n; i++)
-    if (strcmp(KR_AT(d->files, doc_file, i)->path, path) == 0) return 1;
-  return 0;
+static int is_known_file(doc *d, const char *path) {
+  size_t *seen = kr_names_put(d->arena, &d->known_files, path);
+  return (*seen)++ != 0;
 }
 
 static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
@@ -152,6 +151,18 @@ static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
   return file;
 }
 
+/* The import names that more than one distribution may bring: who owns which. */
+static void own_folder(doc *d, const doc_package *p, const char *path) {
+  size_t n = strcspn(path, "/");
+  if (!path[n] || strstr(path, ".dist-info/") || n > 64) return;
+  const kr_row *row = kr_tables_find(d->tables, "owner", kr_arena_copy(d->arena, path, n));
+  if (!row || !kr_tables_has_word(row->column[1], p->name)) return;
+  size_t *seen = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "owner\1%s\1%s", row->column[0], p->name));
+  if ((*seen)++) return;
+  doc_owner *owner = kr_list_push(d->arena, &d->owners);
+  *owner = (doc_owner){row, p->name, p->version, p->site};
+}
+
 static void read_record(doc *d, const doc_package *p) {
   char *text = (char *)doc_read_text(d, kr_arena_print(d->arena, "%s/RECORD", p->dist_info), MAX_RECORD_BYTES);
   for (char *line = text; line && *line && !kr_arena_failed(d->arena);) {
@@ -160,7 +171,9 @@ static void read_record(doc *d, const doc_package *p) {
     if (end) *end = '\0';
     size_t n = strlen(line);
     if (n && line[n - 1] == '\r') line[n - 1] = '\0';
-    if (split_record(line, field) && doc_is_library_name(field[0]) && field[0][0] != '/') {
+    if (!split_record(line, field)) field[0] = "";
+    own_folder(d, p, field[0]);
+    if (doc_is_library_name(field[0]) && field[0][0] != '/') {
       const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
       if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version}, "RECORD names it, and it is not there");
       doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
@@ -202,6 +215,7 @@ static void read_dist_info(doc *d, const char *site, const char *folder) {
     const char *version = folder[n] ? folder + n + 1 : "", *end = strstr(version, ".dist-info");
     p->version = kr_arena_copy(d->arena, version, end ? (size_t)(end - version) : strlen(version));
   }
+  index_package(d, d->packages.n - 1);
 }
 
 /* "x = 'y'" of a Python file. */
@@ -251,6 +265,14 @@ static void read_torch(doc *d, const char *site) {
 }
 
 /* ---- folders ---- */
+static void read_ptxas(doc *d, const char *path) {
+  kr_source source;
+  const doc_file about = {.path = path, .name = "ptxas", .package = strstr(path, "/triton/") ? "triton" : ""};
+  if (kr_source_open(&source, path) < 0) return;
+  doc_read_compiler(d, &source, &about);
+  kr_source_close(&source);
+}
+
 static void walk_libraries(doc *d, const char *folder, int depth) {
   DIR *dir = opendir(folder);
   if (!dir) {
@@ -259,11 +281,12 @@ static void walk_libraries(doc *d, const char *folder, int depth) {
   }
   for (struct dirent *entry; !kr_arena_failed(d->arena) && (entry = readdir(dir));) {
     struct stat info;
-    if (entry->d_name[0] == '.') continue;
+    if (entry->d_name[0] == '.' || entry->d_name[0] == '~') continue; /* what pip left behind is no package's */
     const char *path = kr_arena_print(d->arena, "%s/%s", folder, entry->d_name);
     if (lstat(path, &info) != 0) continue;
     if (S_ISDIR(info.st_mode) && depth < MAX_DEPTH) walk_libraries(d, path, depth + 1);
     if (S_ISREG(info.st_mode) && doc_is_library_name(entry->d_name)) inspect_once(d, path, NULL);
+    if (S_ISREG(info.st_mode) && strcmp(entry->d_name, "ptxas") == 0) read_ptxas(d, path);
   }
   closedir(dir);
 }
@@ -285,7 +308,9 @@ void doc_read_site(doc *d, const char *site) {
   size_t first = d->packages.n;
   for (struct dirent *entry; (entry = readdir(dir));) {
     size_t n = strlen(entry->d_name);
-    if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0) read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
+    if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0 && *entry->d_name != '~') read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
+    if (*entry->d_name == '~') doc_add_text(d, &d->left_overs, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
+    if (n > 4 && strcmp(entry->d_name + n - 4, ".pth") == 0) doc_add_text(d, &d->path_files, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
   }
   closedir(dir);
   if (!d->python) d->python = python_of_path(site), d->python_source = "the folder's name";
@@ -416,6 +441,7 @@ static const char *member_text(doc *d, kr_zip *zip, int64_t i) {
   return text ? text : "";
 }
 
+/* Of the first .dist-info folder. */
 static int64_t find_member(kr_zip *zip, const char *suffix) {
   size_t length = strlen(suffix);
   for (int64_t i = 0; i < kr_zip_n(zip); i++) {
@@ -427,17 +453,24 @@ static int64_t find_member(kr_zip *zip, const char *suffix) {
   return -1;
 }
 
-static void check_member(doc *d, const char *record, const char *member, const doc_file *file, const doc_package *p) {
-  size_t n = strlen(member);
-  for (const char *line = record; *line;) {
-    size_t length = strcspn(line, "\n");
-    if (length > n && strncmp(line, member, n) == 0 && line[n] == ',') {
-      const char *field[3];
-      if (split_record(kr_arena_copy(d->arena, line, length - (line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
-      return;
-    }
+/* Where each path's line begins in RECORD. */
+static kr_names index_record(doc *d, const char *record) {
+  kr_names lines = {0};
+  for (const char *line = record; *line && !kr_arena_failed(d->arena);) {
+    size_t length = strcspn(line, "\n"), n = strcspn(line, ",\n");
+    if (doc_is_library_name(kr_arena_copy(d->arena, line, n))) *kr_names_put(d->arena, &lines, kr_arena_copy(d->arena, line, n)) = (size_t)(line - record) + 1;
     line += length + (line[length] == '\n');
   }
+  return lines;
+}
+
+static void check_member(doc *d, const char *record, const kr_names *lines, const char *member, const doc_file *file, const doc_package *p) {
+  const size_t *at = kr_names_find(lines, member);
+  const char *field[3];
+  if (!at) return;
+  const char *line = record + *at - 1;
+  size_t length = strcspn(line, "\n");
+  if (split_record(kr_arena_copy(d->arena, line, length - (length && line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
 }
 
 static void report_member(doc *d, const char *path) {
@@ -455,7 +488,9 @@ void doc_read_wheel(doc *d, const char *path) {
   const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
   doc_package *p = add_package(d, metadata, wheel, "");
   p->site = path;
+  index_package(d, d->packages.n - 1);
   doc_package package = *p;
+  const kr_names lines = index_record(d, record);
   for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {
     kr_zip_member member;
     kr_source *source;
@@ -463,9 +498,16 @@ void doc_read_wheel(doc *d, const char *path) {
       report_member(d, path);
       continue;
     }
-    if (!doc_is_library_name(member.name) || member.is_folder) continue;
+    const char *slash = strrchr(member.name, '/');
+    int is_ptxas = slash && strcmp(slash, "/ptxas") == 0;
+    if ((!doc_is_library_name(member.name) && !is_ptxas) || member.is_folder) continue;
     if (kr_zip_source_open(zip, i, &source) < 0) {
       report_member(d, path);
+      continue;
+    }
+    if (is_ptxas) {
+      doc_read_compiler(d, source, &(doc_file){.path = kr_arena_print(d->arena, "%s/%s", path, member.name), .name = "ptxas", .package = package.name});
+      kr_zip_source_close(&source);
       continue;
     }
     d->owner = package.name, d->owner_version = package.version;
@@ -473,7 +515,7 @@ void doc_read_wheel(doc *d, const char *path) {
     d->owner = d->owner_version = "";
     if (file) {
       file->in_wheel = 1;
-      check_member(d, record, member.name, file, &package);
+      check_member(d, record, &lines, member.name, file, &package);
     }
     kr_zip_source_close(&source);
   }

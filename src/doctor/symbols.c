@@ -31,7 +31,7 @@ static int is_torch_name(const char *name) {
   return is_torch_cxx(name) || strncmp(name, "aoti_torch_", 11) == 0 || strncmp(name, "torch_", 6) == 0;
 }
 
-/* The old std::string is the substitution Ss; inside a length-prefixed identifier the two letters mean nothing. */
+/* The old std::string is the substitution Ss, other old strings begin with Sb; inside a length-prefixed identifier the two letters mean nothing. */
 static int has_old_string(const char *name) {
   for (const char *p = name; *p;) {
     if (*p >= '0' && *p <= '9') {
@@ -39,7 +39,7 @@ static int has_old_string(const char *name) {
       unsigned long n = strtoul(p, &end, 10);
       size_t left = strlen(end);
       p = end + (n < left ? n : left);
-    } else if (p[0] == 'S' && p[1] == 's') {
+    } else if (p[0] == 'S' && (p[1] == 's' || p[1] == 'b')) {
       return 1;
     } else if (*p == 'S' && p[1]) {
       p += 2;
@@ -50,7 +50,7 @@ static int has_old_string(const char *name) {
   return 0;
 }
 
-static int abi_of_name(const char *name) {
+int doc_abi_of_name(const char *name) {
   if (strstr(name, "NSt7__cxx11") || strstr(name, "B5cxx11")) return DOC_ABI_NEW;
   return has_old_string(name) ? DOC_ABI_OLD : DOC_ABI_UNKNOWN;
 }
@@ -69,7 +69,7 @@ void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan) {
     if (!is_torch_name(name)) continue;
     if (is_torch_cxx(name)) {
       file->uses_torch_cxx = 1;
-      file->abi = join_abi(file->abi, abi_of_name(name));
+      file->abi = join_abi(file->abi, doc_abi_of_name(name));
     }
     if (file->undefined.n < MAX_KEPT_UNDEFINED) doc_add_text(d, &file->undefined, kr_arena_copy(d->arena, name, strlen(name)));
   }
@@ -150,7 +150,7 @@ typedef struct export_user {
 static int add_export(void *user, const char *name) {
   export_user *u = user;
   insert(&u->set, name);
-  if (strncmp(name, "_ZN3c105ErrorC1ENS_14SourceLocation", 35) == 0) u->d->torch_abi = join_abi(u->d->torch_abi, abi_of_name(name));
+  if (strncmp(name, "_ZN3c105ErrorC1ENS_14SourceLocation", 35) == 0) u->d->torch_abi = join_abi(u->d->torch_abi, doc_abi_of_name(name));
   return 1;
 }
 
@@ -224,16 +224,26 @@ static int row_matches(const char *row, const char *name) {
   return n && row[n - 1] == '*' ? strncmp(row, name, n - 1) == 0 : strcmp(row, name) == 0;
 }
 
-int doc_stable_floor(const doc *d, const kr_list *symbols, int *n_unknown) {
+/* Every name of the stable interface with its first torch. */
+static void index_stable(doc *d) {
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "stable", &at));)
+    for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
+      size_t n = strcspn(p, " ");
+      *kr_names_put(d->arena, &d->stable, kr_arena_copy(d->arena, p, n)) = (size_t)kr_parse_torch(row->column[0]);
+      p += n;
+    }
+}
+
+int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown) {
   int floor = 0;
   *n_unknown = 0;
   for (size_t i = 0; i < symbols->n; i++) {
-    const kr_row *row, *found = NULL;
     if (is_torch_cxx(DOC_TEXT(*symbols, i))) continue;
-    for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "stable", &at));)
-      if (kr_tables_has_word(row->column[1], DOC_TEXT(*symbols, i))) found = row;
+    if (!d->stable.n) index_stable(d);
+    const size_t *found = kr_names_find(&d->stable, DOC_TEXT(*symbols, i));
     *n_unknown += !found;
-    if (found && kr_parse_torch(found->column[0]) > floor) floor = kr_parse_torch(found->column[0]);
+    if (found && (int)*found > floor) floor = (int)*found;
   }
   return floor;
 }

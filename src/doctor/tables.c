@@ -62,16 +62,18 @@ static int32_t set_class(kr_rule *rule, char *text) {
   rule->confidence = *confidence;
   rule->log_confidence = *log;
   rule->stage = stage_of(stage);
-  rule->severity = strcmp(severity, "error") == 0 ? KR_ERROR : strcmp(severity, "warn") == 0 ? KR_WARN : KR_INFO;
+  rule->is_advice = strcmp(severity, "advice") == 0;
+  rule->severity = strcmp(severity, "error") == 0 ? KR_ERROR : strcmp(severity, "warn") == 0 || rule->is_advice ? KR_WARN : KR_INFO;
   return KRAIT_OK;
 }
 
 static int32_t add_rule_line(krait_tables *t, kr_rule *rule, char *line) {
   const char *word = take_word(&line);
   if (strcmp(word, "class") == 0) return set_class(rule, line);
-  if (strcmp(word, "says") == 0) rule->says = line;
+  if (strcmp(word, "says") == 0 && rule->n_says < KR_MAX_SAYS) rule->says[rule->n_says++] = line;
   else if (strcmp(word, "explain") == 0) rule->explain = line;
   else if (strcmp(word, "source") == 0) rule->source = line;
+  else if (strcmp(word, "explains") == 0) rule->explains = line;
   else if (strcmp(word, "log") == 0) *(const char **)kr_list_push(t->arena, &rule->logs) = line;
   else if (strcmp(word, "fix") == 0 && rule->n_fixes < KR_MAX_FIXES) rule->fix[rule->n_fixes++] = line;
   else return kr_fail(KRAIT_ERR_FILE_FORMAT, "tables: rule %s: unknown or too many '%s'", rule->id, word);
@@ -91,7 +93,7 @@ static int32_t parse(krait_tables *t, char *text) {
       rule = NULL;
       if (strcmp(section, "rule") == 0) {
         rule = kr_list_push(t->arena, &t->rules);
-        *rule = (kr_rule){.confidence = 'L', .log_confidence = 'L', .logs = KR_LIST(const char *), .says = "", .explain = "", .source = ""};
+        *rule = (kr_rule){.confidence = 'L', .log_confidence = 'L', .logs = KR_LIST(const char *), .says = {""}, .explain = "", .source = "", .explains = ""};
         rule->id = take_word(&rest);
         rule->name = take_word(&rest);
       }
@@ -121,6 +123,7 @@ static int32_t load_text(krait_tables *t, const char *path, char **text) {
 
 int32_t krait_tables_load(const char *path, krait_tables **tables) {
   char *text = NULL;
+  KR_CHECK(tables, KRAIT_ERR_ARGUMENT, "tables must not be NULL");
   *tables = NULL;
   krait_tables *t = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for tables");
@@ -143,7 +146,7 @@ void krait_tables_close(krait_tables **tables) {
   *tables = NULL;
 }
 
-const char *krait_tables_date(const krait_tables *tables) { return tables->date; }
+const char *krait_tables_date(const krait_tables *tables) { return tables ? tables->date : ""; }
 
 const kr_rule *kr_tables_rule(const krait_tables *t, const char *id) {
   for (size_t i = 0; i < t->rules.n; i++)
@@ -340,7 +343,7 @@ static int drop_word(char *text, const char *word) {
 
 /* "NVIDIA GeForce RTX 4090 Laptop GPU" becomes "RTX 4090". */
 static void normalise(const char *name, char *out, size_t cap) {
-  static const char *const words[] = {"NVIDIA", "Tesla", "GeForce", "Laptop GPU", "Max-Q", "Workstation", "Server", "Edition", "Generation", "PCIe", "NVL"};
+  static const char *const words[] = {"NVIDIA", "Tesla", "GeForce", "Laptop GPU", "Laptop", "Mobile", "Max-Q", "MaxQ", "Workstation", "Server", "Edition", "Generation", "PCIe", "NVL", "Graphics", "GPU", "SXM2", "SXM3", "SXM4", "SXM5", "SXM"};
   size_t n = 0;
   for (const char *p = name; *p && n + 1 < cap; p++) {
     char c = *p == '-' && strncasecmp(p, "-Q", 2) != 0 ? ' ' : *p;
@@ -355,30 +358,90 @@ static void normalise(const char *name, char *out, size_t cap) {
     }
 }
 
-/* Whether name begins with row's name and goes on with a blank, the end, or a form factor. */
-static size_t match_name(const char *name, const char *row, size_t n) {
-  while (*name == ' ') name++;
-  if (strncasecmp(name, row, n) != 0 || (name[n] && name[n] != ' ')) return 0;
-  return n;
+/* Letters and digits alone, in capitals: people write "RTX5090", "2080Ti", "rtx 4090". */
+static size_t squash(const char *name, size_t n, char out[128]) {
+  size_t k = 0;
+  for (size_t i = 0; i < n && name[i] && k < 127; i++) {
+    size_t digits = i && name[i - 1] == ' ' ? strspn(name + i, "0123456789") : 0; /* "80GB" is no part of a name */
+    if (digits && strncasecmp(name + i + digits, "GB", 2) == 0) i += digits + 1;
+    else if (isalnum((unsigned char)name[i])) out[k++] = (char)toupper((unsigned char)name[i]);
+  }
+  out[k] = '\0';
+  return k;
+}
+
+enum { NO_MATCH, BEGINS_ROW, BEGINS_NAME, SAME_WITHOUT_SERIES, SAME };
+
+/* How well a name is the row's: the same, the same without RTX or GTX, the row's and more behind it, or its beginning. */
+static int match_name(const char *name, size_t n_name, const char *row, size_t n_row) {
+  if (n_name == n_row && memcmp(name, row, n_row) == 0) return SAME;
+  if (n_row == n_name + 3 && memcmp(row + 3, name, n_name) == 0 && (memcmp(row, "RTX", 3) == 0 || memcmp(row, "GTX", 3) == 0)) return SAME_WITHOUT_SERIES;
+  if (n_name > n_row && n_row >= 2 && memcmp(name, row, n_row) == 0 && !(isdigit((unsigned char)name[n_row]) && isdigit((unsigned char)row[n_row - 1]))) return BEGINS_NAME;
+  if (n_row > n_name && n_name >= 5 && memcmp(name, row, n_name) == 0 && !(isdigit((unsigned char)row[n_name]) && isdigit((unsigned char)name[n_name - 1]))) return BEGINS_ROW;
+  return NO_MATCH;
+}
+
+static int32_t capability_of(const char *name) {
+  const char *number = strncasecmp(name, "sm_", 3) == 0 ? name + 3 : strncasecmp(name, "sm", 2) == 0 ? name + 2 : name;
+  if (!isdigit((unsigned char)*number) || strspn(number, "0123456789.af") != strlen(number)) return 0;
+  if (strchr(number, '.')) return kr_parse_tenths(number);
+  return atoi(number) >= 50 && atoi(number) < 130 ? atoi(number) : 0;
 }
 
 int32_t krait_tables_find_gpu(const krait_tables *t, const char *name) {
-  char clean[128];
-  int best_cc = 0;
-  size_t best = 0;
+  KR_CHECK(t && name, KRAIT_ERR_ARGUMENT, "tables and name must not be NULL");
+  char clean[128], squashed[128], row_text[128];
+  int best_cc = 0, best = NO_MATCH, is_ambiguous = 0;
+  size_t best_length = 0;
   const kr_row *row;
-  const char *number = strncasecmp(name, "sm_", 3) == 0 ? name + 3 : name;
-  if (isdigit((unsigned char)*number) && strspn(number, "0123456789.af") == strlen(number)) {
-    if (strchr(number, '.')) return kr_parse_tenths(number);
-    if (atoi(number) >= 50 && atoi(number) < 300) return atoi(number);
-  }
+  if (capability_of(name)) return capability_of(name);
   normalise(name, clean, sizeof clean);
-  for (size_t at = 0; (row = kr_tables_next(t, "gpu", &at));)
+  size_t n = squash(clean, strlen(clean), squashed);
+  for (size_t at = 0; n && (row = kr_tables_next(t, "gpu", &at));)
     for (const char *p = row->column[1]; *p;) {
-      size_t n = strcspn(p, ","), length = match_name(clean, p, n);
-      if (length > best) best = length, best_cc = kr_parse_tenths(row->column[0]);
-      p += n;
+      size_t length = strcspn(p, ","), m = squash(p, length, row_text);
+      int how = match_name(squashed, n, row_text, m), cc = kr_parse_tenths(row->column[0]);
+      is_ambiguous |= how == BEGINS_ROW && best == BEGINS_ROW && cc != best_cc;
+      if (how > best || (how == BEGINS_NAME && best == how && m > best_length)) best = how, best_cc = cc, best_length = m;
+      p += length;
       p += strspn(p, ", ");
     }
-  return best_cc;
+  return best == BEGINS_ROW && is_ambiguous ? 0 : best_cc;
+}
+
+/* Letters to change, add or take away; more than 3 count as 4. */
+static int distance(const char *a, const char *b) {
+  int row[64];
+  size_t n = strlen(a), m = strlen(b);
+  if (n > 40 || m > 40 || (n > m ? n - m : m - n) > 3) return 4;
+  for (size_t k = 0; k <= m; k++) row[k] = (int)k;
+  for (size_t i = 1; i <= n; i++) {
+    int corner = row[0];
+    row[0] = (int)i;
+    for (size_t k = 1; k <= m; k++) {
+      int change = corner + (a[i - 1] != b[k - 1]), other = (row[k] < row[k - 1] ? row[k] : row[k - 1]) + 1;
+      corner = row[k];
+      row[k] = change < other ? change : other;
+    }
+  }
+  return row[m] < 4 ? row[m] : 4;
+}
+
+const char *kr_tables_similar_gpus(const krait_tables *t, kr_arena *arena, const char *name) {
+  char clean[128], squashed[128], row_text[128];
+  const kr_row *row;
+  int n_shown = 0;
+  normalise(name, clean, sizeof clean);
+  size_t n = squash(clean, strlen(clean), squashed);
+  kr_text out = kr_text_begin(arena);
+  for (int most = 0; most < 4 && n_shown < 4; most++) /* what holds the name first, then what is nearest */
+    for (size_t at = 0; n >= 2 && (row = kr_tables_next(t, "gpu", &at));)
+      for (const char *p = row->column[1]; *p && n_shown < 4; p += strspn(p, ", ")) {
+        size_t length = strcspn(p, ",");
+        squash(p, length, row_text);
+        int fits = most == 0 ? strstr(row_text, squashed) != NULL : !strstr(row_text, squashed) && distance(squashed, row_text) == most;
+        if (fits && n_shown++ < 4) kr_text_print(&out, "%s'%.*s'", out.length ? ", " : "", (int)length, p);
+        p += length;
+      }
+  return out.at;
 }

@@ -6,7 +6,7 @@
 
 #include "arena.h"
 
-enum { KR_ROW_COLUMNS = 8, KR_MAX_FIXES = 6 };
+enum { KR_ROW_COLUMNS = 9, KR_MAX_FIXES = 8, KR_MAX_SAYS = 8 };
 
 typedef struct kr_row {
   const char *section;
@@ -18,9 +18,13 @@ enum { KR_ERROR = 0, KR_WARN = 1, KR_INFO = 2 };
 enum { KR_STAGE_FILE, KR_STAGE_DRIVER, KR_STAGE_LIBRARY, KR_STAGE_SYMBOL, KR_STAGE_IMAGE, KR_STAGE_BUILD, KR_STAGE_USE };
 
 typedef struct kr_rule {
-  const char *id, *name, *says, *explain, *source;
+  const char *id, *name, *explain, *source;
+  const char *says[KR_MAX_SAYS]; /* the first whose every value is known is said */
+  int n_says;
+  const char *explains;          /* identifiers of what follows from it */
   char confidence, log_confidence; /* C H M L */
   int severity, stage;
+  int is_advice; /* never the cause of a crash */
   const char *fix[KR_MAX_FIXES];
   int n_fixes;
   kr_list logs; /* const char *: patterns */
@@ -48,6 +52,7 @@ int kr_tables_branch_of_ptx(const krait_tables *tables, int ptx);               
 int kr_tables_family_covers(const krait_tables *tables, int sm, int cc);
 int kr_tables_gate(const krait_tables *tables, int cuda_major);                      /* oldest driver; 0: unknown */
 int kr_tables_pci(const krait_tables *tables, int device_id);                        /* capability; 0: unknown */
+const char *kr_tables_similar_gpus(const krait_tables *tables, kr_arena *arena, const char *name); /* "'RTX 5090', 'RTX 5090 D'"; "" */
 const char *kr_tables_zstd_driver(const krait_tables *tables);
 
 int kr_parse_tenths(const char *text);  /* "12.8" 128, "12" 120, "13.0.1" 130; 0 when it is no number */

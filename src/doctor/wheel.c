@@ -77,6 +77,7 @@ int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
   const char *part[8];
   size_t length[8];
   int n = 0;
+  KR_CHECK(file && name, KRAIT_ERR_ARGUMENT, "file and name must not be NULL");
   KR_CHECK(name->size >= sizeof *name, KRAIT_ERR_STRUCT_SIZE, "wheel name: size is not set");
   *name = (krait_wheel_name){.size = sizeof *name, .cxx11abi = -1};
   KR_TRY(base_name(file, text, sizeof text));
@@ -107,6 +108,7 @@ struct krait_wheel {
 
 int32_t krait_wheel_open(const char *path, krait_wheel **wheel) {
   kr_zip *zip;
+  KR_CHECK(path && wheel, KRAIT_ERR_ARGUMENT, "path and wheel must not be NULL");
   *wheel = NULL;
   KR_TRY(kr_zip_open(path, &zip));
   krait_wheel *w = kr_zalloc(sizeof *w);
@@ -128,6 +130,7 @@ void krait_wheel_close(krait_wheel **wheel) {
 
 int32_t krait_wheel_next(krait_wheel *wheel, const char **name, uint64_t *bytes) {
   kr_zip_member member;
+  KR_CHECK(wheel && name && bytes, KRAIT_ERR_ARGUMENT, "wheel, name and bytes must not be NULL");
   if (wheel->next >= kr_zip_n(wheel->zip)) return 0;
   int32_t status = kr_zip_member_at(wheel->zip, wheel->next++, &member);
   *name = member.name;

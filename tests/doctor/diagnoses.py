@@ -2,6 +2,7 @@
 import os, pathlib, struct
 
 from fake import *
+from texts import TEXTS
 
 CASES = {}
 
@@ -48,8 +49,9 @@ file_case("K07", lambda: elf(fatbin=container(89)), "--gpu", "8.6", name="K07_ne
 file_case("K08", lambda: elf(fatbin=container(("ptx80", "9.4"))), "--gpu", "9.0", "--driver", "580.82", name="K08_ptx_too_new", confidence="H")
 file_case("K09", lambda: elf(fatbin=container(75), relfatbin=container(entry(2, 75, cubin(75, relocatable=True)))), "--gpu", "9.0", name="K09_rdc_missing", confidence="H")
 file_case("K11", lambda: elf(fatbin=container(zstd_entry(80))), "--gpu", "8.0", "--driver", "535.54.03", name="K11_zstd_old_driver", confidence="H")
+file_case("K20", lambda: elf(fatbin=container(entry(2, 80, cubin(80, code=128)), entry(2, 90, cubin(90, "a", code=9000), "a"))), "--gpu", "8.6", name="K20_hollow", confidence="H")
 file_case("K13", lambda: elf(fatbin=container("ptx80")), "--gpu", "9.0", name="K13_slow_start", severity="info")
-file_case("K16", lambda: elf(fatbin=container(80)), "--gpu", "8.7", name="K16_tegra", confidence="M", severity="warn")
+file_case("K16", lambda: elf(fatbin=container(80)), "--gpu", "8.7", "--machine", "x86_64", name="K16_tegra", confidence="M", severity="warn")
 file_case("R03", lambda: elf(fatbin=container(entry(2, 90, cubin(80)))), "--gpu", "8.0", name="R03_relabelled", confidence="M", severity="warn")
 file_case("F01", lambda: elf(fatbin=container(80, damage=True)), "--gpu", "8.0", name="F01_corrupt")
 file_case("W06", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", name="W06_lfs_pointer")
@@ -101,7 +103,7 @@ CASES["K14_torch_itself"] = CASES.pop("<lambda>")
 def K15_false_alarm(doctor, folder):
     t = Tree(folder)
     text = "Minimum and Maximum cuda capability supported by this version of PyTorch is (8.0) - (12.0)\n"
-    return lambda: doctor(t.site, "--root", t.root, "--gpu", "12.1", log=text)
+    return lambda: doctor(t.site, "--root", t.root, "--gpu", "12.1", "--machine", "x86_64", log=text)
 
 
 @site_case("K17", "C", "error")
@@ -109,7 +111,7 @@ def K17_empty(t):
     t.extension(images=())
 
 
-log_case("K19", "M", "warn", "RuntimeError: CUDA error: PTX JIT compilation was disabled\n", "K19_log")
+log_case("K19", "M", "error", "RuntimeError: CUDA error: PTX JIT compilation was disabled\n", "K19_log")
 log_case("K18", "H", "error", "RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n", "K18_arch_floor")
 
 
@@ -124,7 +126,7 @@ def S02_cxx11abi(t):
     t.extension(undefined=["_ZN3c105ErrorC2ENS_14SourceLocationESs"])
 
 
-@site_case("S03", "H", "error", torch="2.2.0+cu121", cuda="12.1", exports=["_ZN3c104cuda14ExchangeDeviceEi"], gpu="8.0", images=(80,))
+@site_case("S03", "H", "warn", torch="2.2.0+cu121", cuda="12.1", exports=["_ZN3c104cuda14ExchangeDeviceEi"], gpu="8.0", images=(80,))
 def S03_build_isolation(t):
     t.extension(name="mamba-ssm", version="2.2.5", module="selective_scan_cuda", undefined=["_ZN3c104cuda14ExchangeDeviceEa"],
                 url='{"url": "https://files.example/mamba_ssm-2.2.5.tar.gz"}')
@@ -167,6 +169,44 @@ def W01_not_supported(doctor, folder):
 def W02_renamed(doctor, folder):
     w = wheel(folder / "mamba_ssm-2.2.5-cp311-cp311-linux_x86_64.whl", {}, name="mamba-ssm", version="2.2.4", tag="cp310-cp310-linux_x86_64")
     return lambda: doctor(w, "--root", folder, "--gpu", "8.0")
+
+
+@site_case("W07", "C", "error", gpu="8.0")
+def W07_two_owners(t):
+    t.package("onnxruntime", "1.22.0", {"onnxruntime/capi/libonnxruntime.so": elf()}, tag="cp311-cp311-manylinux_2_28_x86_64")
+    t.package("onnxruntime-gpu", "1.22.0", {"onnxruntime/capi/libonnxruntime.so": elf()}, tag="cp311-cp311-manylinux_2_28_x86_64")
+
+
+@site_case("W08", "C", "warn", gpu="8.0")
+def W08_left_over(t):
+    (t.site / "~orch").mkdir()
+
+
+@site_case("W09", "C", "warn", gpu="8.0")
+def W09_shadowed_by_a_pth(t):
+    t.extension(images=(80,))
+    other = t.dir / "checkout"
+    (other / "causal_conv1d").mkdir(parents=True)
+    (other / "causal_conv1d/__init__.py").write_text("")
+    (t.site / "causal_conv1d").mkdir()
+    (t.site / "causal_conv1d/__init__.py").write_text("")
+    (t.site / "a.pth").write_text(f"import sys; sys.path.insert(0, {str(other)!r})\n{other}\n")
+
+
+@site_case("P01", "H", "error", gpu="8.0")
+def P01_another_torch(t):
+    t.package("torchvision", "0.23.0", {"torchvision/_C.so": elf(needed=["libc10.so"], fatbin=container(80))}, tag="cp311-cp311-manylinux_2_28_x86_64", requires=["torch (==2.8.0)"])
+
+
+@site_case("P01", "H", "error", gpu="8.0", requires=['nvidia-cublas-cu12==12.8.4.1; platform_system == "Linux"', 'nvidia-nothing-cu12==1; platform_system == "Windows"', "nvidia-never==1 ; extra == 'x'"])
+def P01_no_nvidia_libraries(t):
+    pass
+
+
+@site_case("P02", "H", "error", gpu="8.0")
+def P02_a_broken_pair(t):
+    t.package("mamba-ssm", "2.3.1", {"mamba_ssm/__init__.py": b""}, tag="cp311-cp311-linux_x86_64")
+    t.package("causal-conv1d", "1.1.1", {"causal_conv1d/__init__.py": b""}, tag="cp311-cp311-linux_x86_64")
 
 
 @case("W03", "C", "warn")
@@ -237,8 +277,8 @@ def L07_version_missing(t):
     t.extension(needed=("libnvJitLink.so.12", "libc10.so"), versions=[("libnvJitLink.so.12", "libnvJitLink_12_8")])
 
 
-log_case("L07", "M", "warn", "ImportError: /opt/x/libfoo.so.1: version `FOO_2' not found (required by /opt/env/y.so)\n", "L07_log")
-log_case("L06", "M", "warn", "ImportError: /usr/lib/libgomp.so.1: cannot allocate memory in static TLS block\n", "L06_tls")
+log_case("L07", "M", "error", "ImportError: /opt/x/libfoo.so.1: version `FOO_2' not found (required by /opt/env/y.so)\n", "L07_log")
+log_case("L06", "M", "error", "ImportError: /usr/lib/libgomp.so.1: cannot allocate memory in static TLS block\n", "L06_tls")
 
 
 # ---- driver ----
@@ -270,7 +310,7 @@ def D04_compat(doctor, folder):
     return lambda: doctor(t.site, "--root", t.root, "--gpu", "8.0", env={"LD_LIBRARY_PATH": "/usr/local/cuda/compat"})
 
 
-log_case("D05", "M", "warn", "RuntimeError: CUDA error: system not yet initialized\n", "D05_fabric")
+log_case("D05", "M", "error", "RuntimeError: CUDA error: system not yet initialized\n", "D05_fabric")
 log_case("D06", "H", "error", "NVRM: installed in this system requires use of the NVIDIA open kernel modules.\n", "D06_open_module")
 site_case("D07", "C", "error", torch="2.9.1+cpu", cuda=None, torch_cuda=False)(lambda t: None)
 CASES["D07_cpu_torch"] = CASES.pop("<lambda>")
@@ -320,14 +360,23 @@ log_case("B03", "H", "error", "ptxas /tmp/x.ptx, line 9; error : Instruction 'wg
 log_case("B04", "H", "warn", 'TORCH_CUDA_ARCH_LIST="12.0" pip install causal-conv1d\n', "B04_arch_list_ignored")
 log_case("B05", "H", "warn", "Guessing wheel URL: https://github.com/state-spaces/mamba/releases/download/v2.2.5/x\n", "B05_cached_wheel")
 log_case("B06", "H", "error", "RuntimeError:\nThe detected CUDA version (11.8) mismatches the version that was used to compile\nPyTorch (12.1). Please make sure to use the same CUDA versions.\n", "B06_log")
-log_case("B07", "M", "warn", "ModuleNotFoundError: No module named 'torch'\n", "B07_no_torch")
+log_case("B07", "M", "error", "ModuleNotFoundError: No module named 'torch'\n", "B07_no_torch")
 log_case("B08", "M", "warn", "x.cu(3): error: identifier \"y\" is undefined\nninja: build stopped: subcommand failed.\n", "B08_ninja")
 log_case("B09", "H", "error", "#error -- unsupported GNU version! gcc versions later than 12 are not supported!\n", "B09_host_gcc")
 log_case("B10", "H", "error", "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.\n", "B10_no_nvcc")
 log_case("B11", "H", "error", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'\n", "B11_triton_ptxas")
 log_case("R01", "H", "error", "RuntimeError: Expected x.is_cuda() to be true, but got false.\n", "R01_cpu_tensor")
 log_case("R02", "H", "error", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "R02_oom")
-log_case("R03", "M", "warn", "RuntimeError: CUDA error: an illegal instruction was encountered\n", "R03_log")
+log_case("R03", "M", "error", "RuntimeError: CUDA error: an illegal instruction was encountered\n", "R03_log")
+
+
+for number, (rule, _, text) in enumerate(TEXTS):
+    log_case(rule, None, "error", text, f"{rule}_text_{number}")
+log_case("B15", "H", "error", "/usr/bin/ld: cannot find -lcudart\n", "B15_linker")
+log_case("B17", "H", "error", "RuntimeError: Ninja is required to load C++ extensions\n", "B17_ninja")
+log_case("B18", "H", "error", "ValueError: Unknown CUDA arch (12.0) or GPU not supported\n", "B18_arch")
+log_case("R07", "M", "error", "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclSystemError\n", "R07_nccl")
+log_case("R08", "M", "error", "step 100\nKilled\n", "R08_host_memory")
 
 
 def check(name):
@@ -351,7 +400,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 63, len(rules)
+    assert len(rules) == 90, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

@@ -76,10 +76,10 @@ def elf(undefined=(), defined=(), needed=(), soname="", runpath="", rpath="", ve
     return head + phdr + b"".join(parts) + (b"\0" * (-size % 16) + headers if sections else b"")
 
 
-def cubin(sm, suffix="", kernels=("_Z4axpyfPKfPfi",), relocatable=False, toolkit=130, flags_sm=None):
-    """A device image with a symbol table and nothing else. toolkit below 128: the old layout."""
+def cubin(sm, suffix="", kernels=("_Z4axpyfPKfPfi",), relocatable=False, toolkit=130, flags_sm=None, code=64):
+    """A device image with a symbol table and nothing else; code: bytes of instructions of each kernel. toolkit below 128: the old layout."""
     strings, at = strtab(kernels)
-    symtab = b"\0" * 24 + b"".join(struct.pack("<IBBHQQ", at[k], 0x12, 0x10, 1, 0, 64) for k in kernels)
+    symtab = b"\0" * 24 + b"".join(struct.pack("<IBBHQQ", at[k], 0x12, 0x10, 1, 0, code) for k in kernels)
     new = toolkit >= 130
     note = struct.pack("<III", 12, 24, 0x3E8) + b"NVIDIA Corp\0" + struct.pack("<HHH", 2, sm, toolkit) + b"\0" * 18
     compat = bytes([2, 9, 1, 0]) if suffix == "a" and new else bytes([2, 9, 0, 0])
@@ -253,7 +253,8 @@ class Doctor:
 
     def text(self, *args, env=None, log=None):
         out = self.run(*args, env=env, log=log).stdout.decode()
-        for line in out.splitlines():
+        first, _, rest = out.partition("\n\n")  # what is wrong and the command: a line each, so that they can be copied
+        for line in (rest if "krait doctor: " in rest else out).splitlines():
             assert len(line) <= 80 or len(line.split()) <= 2, f"more than 80 columns: {line}"
         return out
 

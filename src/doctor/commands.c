@@ -1,0 +1,351 @@
+/* commands.c: from a package and the target to commands that can be run as they stand. Versions are pinned; "" where nothing true can be said. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "doc.h"
+
+enum { NEWEST_MINOR = 40 };
+
+const kr_row *doc_package_row(const doc *d, const char *package) { return kr_tables_find(d->tables, "package", package); }
+
+static const char *source_of(const kr_row *row) { return row ? row->column[7] : ""; }
+
+/* ---- targets ---- */
+int doc_covers(const char *targets, int cc) {
+  for (const char *p = targets; *p; p += strcspn(p, " "), p += strspn(p, " "))
+    if (atoi(p) / 10 == cc / 10 && atoi(p) <= cc) return 1;
+  return 0;
+}
+
+/* The target to build for: the device's own, or the newest of the package's that runs on it; 0: it has none. */
+static int build_target(const kr_row *row, int cc) {
+  int best = 0;
+  if (!row || !*row->column[6] || !cc) return cc;
+  for (const char *p = row->column[6]; *p; p += strcspn(p, " "), p += strspn(p, " "))
+    if (atoi(p) / 10 == cc / 10 && atoi(p) <= cc && atoi(p) > best) best = atoi(p);
+  return best;
+}
+
+/* "A=1 B=%cc%" with the target in place; words whose value is not known are left out: then the build looks at the machine's GPU itself. */
+static const char *fill_archs(doc *d, const char *text, int cc) {
+  kr_text out = kr_text_begin(d->arena);
+  for (const char *p = text; *p; p += strspn(p, " ")) {
+    size_t n = strcspn(p, " ");
+    const char *word = kr_arena_copy(d->arena, p, n), *mark = strchr(word, '%');
+    p += n;
+    if (mark && !cc) continue;
+    if (out.length) kr_text_print(&out, " ");
+    if (!mark) kr_text_print(&out, "%s", word);
+    else kr_text_print(&out, "%.*s%s%s", (int)(mark - word), word, mark[1] == 's' ? kr_arena_print(d->arena, "%d", cc) : kr_print_cc(d->arena, cc), mark + 4);
+  }
+  return out.at;
+}
+
+/* ---- releases ---- */
+static int serves(const doc *d, const kr_row *row, int cc) {
+  int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
+  if (d->torch_number && (d->torch_number < first || (last && d->torch_number > last))) return 0;
+  return !cc || doc_covers(row->column[4], cc);
+}
+
+/* The release to take: this one if its wheels serve the device and the torch, else the newest that do. "" when the tables know none. */
+static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
+  const kr_row *row;
+  const char *newest = "";
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
+    if (strcmp(row->column[0], package) != 0 || !serves(d, row, cc)) continue;
+    const char *last = row->column[8];
+    int is_this = *version && kr_compare_versions(version, row->column[1]) >= 0 && (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0);
+    if (is_this && !not_this) return version;
+    if (*last && (!is_this || !not_this || kr_compare_versions(last, version) > 0)) newest = last;
+  }
+  return newest;
+}
+
+/* The same number without what a local build adds, so that an index can have it. */
+static const char *public_version(doc *d, const char *version) {
+  if (strstr(version, "dev") || strstr(version, "git")) return "";
+  return kr_arena_copy(d->arena, version, strcspn(version, "+"));
+}
+
+const kr_row *doc_torch_row(doc *d, int torch) { return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL; }
+
+/* Of a package that goes with one torch each. column: of [torch]. */
+static int companion_column(const char *package) {
+  return strcmp(package, "torchvision") == 0 ? 2 : strcmp(package, "torchaudio") == 0 ? 3 : strcmp(package, "triton") == 0 ? 4 : strcmp(package, "xformers") == 0 ? 7 : 0;
+}
+
+/* ---- torch ---- */
+/* A build of this torch for the device whose CUDA the driver runs, the newest; its index, or NULL. tag NULL: any. */
+const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
+  const kr_row *row;
+  const char *found = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
+    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]), gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
+    if ((strcmp(row->column[4], "aarch64") == 0) != (d->machine == KR_ELF_AARCH64)) continue;
+    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) || (cc && !doc_covers(row->column[3], cc))) continue;
+    if (!d->driver_number || d->driver_number >= gate) found = row->column[2];
+  }
+  return found;
+}
+
+const char *doc_index_for(doc *d, int cc) {
+  int cuda = d->driver_cuda ? d->driver_cuda / 1000 : 0;
+  if (cc && cc < 75) return "cu126";
+  if (cc >= 103 && cc != 120) return cuda && cuda < 13 ? "cu129" : "cu130";
+  return cuda >= 13 ? "cu130" : "cu128";
+}
+
+static int is_installed(const doc *d, const char *name) { return doc_find_package(d, name) != NULL; }
+
+/* torch of this minor version with those of its companions that are installed, all pinned. */
+static const char *torch_with(doc *d, int torch, const char *index) {
+  const kr_row *row = doc_torch_row(d, torch);
+  if (!row || !index) return "";
+  const char *same = d->torch_number == torch && strspn(d->torch, "0123456789.") >= 5 ? public_version(d, d->torch) : row->column[1];
+  kr_text out = kr_text_begin(d->arena);
+  kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
+  static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
+  for (int i = 0; i < 3; i++) {
+    const char *version = row->column[companion_column(names[i])];
+    const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
+    if (!is_installed(d, names[i]) || !*version) continue;
+    kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* of an older patch release pip finds what fits */
+  }
+  kr_text_print(&out, " --index-url https://download.pytorch.org/whl/%s", index);
+  return out.at;
+}
+
+static const char *torch_for_driver(doc *d) {
+  int cc = doc_main_cc(d);
+  const char *index = d->torch_number ? doc_torch_index(d, d->torch_number, cc, NULL) : NULL, *wanted = doc_index_for(d, cc);
+  if (index && doc_torch_index(d, d->torch_number, cc, wanted)) index = wanted;
+  if (index && doc_torch_row(d, d->torch_number)) return torch_with(d, d->torch_number, index);
+  for (int minor = 9; minor >= 0; minor--) /* the newest whose companions are all known */
+    if ((index = doc_torch_index(d, 200 + minor, cc, doc_torch_index(d, 200 + minor, cc, wanted) ? wanted : NULL))) return torch_with(d, 200 + minor, index);
+  return "";
+}
+
+/* The installed torch's minor version where a build of it serves the device, else the newest that has one; for the driver that is there, if any does. */
+static const char *torch_install(doc *d) {
+  const int driver = d->driver_number;
+  const char *command = torch_for_driver(d);
+  d->driver_number = 0;
+  if (!*command) command = torch_for_driver(d);
+  d->driver_number = driver;
+  if (doc_main_cc(d) == 87) return "pip install torch --index-url https://pypi.jetson-ai-lab.io/jp6/cu126";
+  if (*command || !doc_main_cc(d)) return command;
+  return kr_arena_print(d->arena, "no wheel of torch that these tables know has code for %s on %s: build it from its source, with TORCH_CUDA_ARCH_LIST=%s", kr_print_cc(d->arena, doc_main_cc(d)),
+                        d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64", kr_print_cc(d->arena, doc_main_cc(d)));
+}
+
+static const char *torch_older(doc *d) {
+  int driver = d->driver_number ? d->driver_number : d->log.driver_cuda ? kr_tables_gate(d->tables, d->log.driver_cuda / 10) : 0, kept = d->driver_number;
+  const char *index = NULL;
+  int minor = 12;
+  if (!driver) return "";
+  d->driver_number = driver;
+  for (; minor >= 1 && !index; minor--) index = doc_torch_index(d, 200 + minor, doc_main_cc(d), NULL);
+  d->driver_number = kept;
+  return index ? torch_with(d, 200 + minor + 1, index) : "";
+}
+
+static const char *torch_for_nvcc(doc *d, const char *nvcc) {
+  const kr_row *row;
+  int have = kr_parse_tenths(nvcc), cc = doc_main_cc(d), torch = 0;
+  const char *index = NULL;
+  for (size_t at = 0; have && (row = kr_tables_next(d->tables, "torchbuild", &at));) {
+    int last = *row->column[1] ? kr_parse_torch(row->column[1]) : 209;
+    if (atoi(row->column[2] + 2) / 10 != have / 10 || (cc && !doc_covers(row->column[3], cc)) || last < torch) continue;
+    if (doc_torch_row(d, last)) index = row->column[2], torch = last;
+  }
+  return index ? torch_with(d, torch, index) : "";
+}
+
+/* The NVIDIA libraries that torch's metadata names, or torch again with all of them. */
+static const char *torch_libraries(doc *d) {
+  const doc_package *torch = doc_find_package(d, "torch");
+  kr_text out = kr_text_begin(d->arena);
+  for (size_t i = 0; torch && i < torch->requires.n; i++) {
+    doc_requirement r;
+    if (strncmp(DOC_TEXT(torch->requires, i), "nvidia-", 7) != 0 || !doc_read_requirement(d, DOC_TEXT(torch->requires, i), &r) || !*r.spec) continue;
+    kr_text_print(&out, " \"%s%s\"", r.name, r.spec);
+  }
+  if (out.length) return kr_arena_print(d->arena, "pip install --force-reinstall --no-deps%s", out.at);
+  return d->torch_number && strspn(d->torch, "0123456789.") >= 5 ? torch_with(d, d->torch_number, strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL)) : "";
+}
+
+/* ---- packages ---- */
+/* Where no release is known, the newest of the tables that serves, or the newest of all. */
+static const char *pinned(doc *d, const char *package, const char *version) {
+  const kr_row *row, *last = NULL;
+  if (*version) return version;
+  const char *found = release_of(d, package, "", doc_main_cc(d), 0);
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
+    if (strcmp(row->column[0], package) == 0 && *row->column[8]) last = row;
+  return *found || !last ? found : last->column[8];
+}
+
+static const char *build(doc *d, const char *package, const char *version, int is_forced) {
+  const kr_row *row = doc_package_row(d, package);
+  version = pinned(d, package, version);
+  const char *source = source_of(row), *variables = row && is_forced ? fill_archs(d, row->column[2], build_target(row, doc_main_cc(d))) : "";
+  const char *head = kr_arena_print(d->arena, "%s%spip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall", variables, *variables ? " " : "");
+  if (!row || strcmp(source, "none") == 0 || strcmp(source, "torch") == 0 || strcmp(source, "python") == 0) return "";
+  if (strncmp(source, "git+", 4) == 0) return kr_arena_print(d->arena, "%s %s", head, source);
+  const char *pin = *version ? kr_arena_print(d->arena, "%s==%s", package, version) : package;
+  return kr_arena_print(d->arena, "%s %s%s%s", head, is_forced ? kr_arena_print(d->arena, "--no-binary %s ", package) : "", pin, "");
+}
+
+/* A ready build for this torch and device; "" when the tables know none. */
+static const char *release(doc *d, const char *package, const char *version, int not_this) {
+  const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
+  const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
+  int column = companion_column(package);
+  if (*found && about && strcmp(about->column[7], "none") == 0) return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
+  if (*found && (d->torch_number || doc_main_cc(d))) return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
+  if (!column || !row || !*row->column[column]) return "";
+  const char *index = strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL);
+  int is_first_patch = strcmp(public_version(d, d->torch), row->column[1]) != 0 && strspn(d->torch, "0123456789.") >= 5;
+  if (is_first_patch) return kr_arena_print(d->arena, "pip install --force-reinstall %s torch==%s --index-url https://download.pytorch.org/whl/%s", package, public_version(d, d->torch), index ? index : "cu128");
+  return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s", package, row->column[column], index ? index : "cu128");
+}
+
+/* For an extension that does not fit the torch that stays: a ready release of it, else its source, built here. */
+static const char *rebuild(doc *d, const char *package, const char *version) {
+  const char *ready = release(d, package, public_version(d, version), 0), *built = build(d, package, public_version(d, version), 1);
+  const kr_row *row = doc_package_row(d, package);
+  if (*ready) return ready;
+  if (*d->log.source && *package) return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .", d->log.source);
+  if (*built) return built;
+  if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
+  if (row && strcmp(source_of(row), "none") == 0) return kr_arena_print(d->arena, "pip install --force-reinstall %s", package); /* its metadata asks for the torch that it was built for */
+  return *package ? kr_arena_print(d->arena, "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .", package) : "";
+}
+
+static const char *reinstall(doc *d, const char *package, const char *version) {
+  const kr_row *row = doc_package_row(d, package);
+  const char *number = public_version(d, version);
+  if (row && strcmp(source_of(row), "pypi") == 0 && *number) return build(d, package, number, 0);
+  if (doc_comes_with_torch(package) && strncmp(package, "nvidia-", 7) != 0 && strcmp(package, "triton") != 0) return torch_install(d);
+  if (row && strncmp(source_of(row), "git+", 4) == 0) return build(d, package, "", 1);
+  if (row && strcmp(source_of(row), "pypi") == 0) return rebuild(d, package, number);
+  if (*number) return kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir --no-deps %s==%s", package, number);
+  return row ? kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir %s", package) : "";
+}
+
+const char *doc_no_build(doc *d, const char *package) {
+  const kr_row *row = doc_package_row(d, package);
+  int cc = doc_main_cc(d);
+  if (!cc || !row) return "";
+  if (strcmp(source_of(row), "none") == 0) return kr_arena_print(d->arena, "no release of %s that these tables know has code for %s, and it has no source release to build", package, kr_print_cc(d->arena, cc));
+  if (build_target(row, cc)) return "";
+  return kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package, kr_print_cc(d->arena, cc), row->column[6]);
+}
+
+int doc_comes_with_torch(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
+
+/* "" when krait does not replace the package. */
+const char *doc_own_dropin(doc *d, const char *package) {
+  const kr_row *row = doc_package_row(d, package);
+  return row && strcmp(row->column[5], "yes") == 0 ? kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait dropin on --force", package) : "";
+}
+
+const char *doc_build_command(doc *d, const char *package) { return build(d, package, "", 1); }
+
+static void add(doc *d, kr_list *fixes, const char *text) {
+  if (*text && !doc_has_text(fixes, text)) doc_add_text(d, fixes, text);
+}
+
+/* nvcc for the device must come from the major version that torch was built with: if that one is too old, torch goes first. */
+static void add_toolkit(doc *d, kr_list *fixes, int cc) {
+  int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0, major = kr_parse_tenths(d->torch_cuda) / 10;
+  if (!need) return;
+  const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc, kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "") : "none found here: see B10";
+  add(d, fixes, kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need), found));
+  if (major && need / 10 > major)
+    add(d, fixes, kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s", d->torch_cuda, torch_install(d)));
+}
+
+void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version) {
+  int cc = doc_main_cc(d), must_change = cc && *version;
+  const kr_row *row = doc_package_row(d, package);
+  if (doc_comes_with_torch(package)) {
+    add(d, fixes, torch_install(d));
+    if (cc) add(d, fixes, kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s", cc < 75 ? "; the last that serve this GPU" : ""));
+    return;
+  }
+  if (!*package && cc) {
+    add(d, fixes, kr_arena_print(d->arena, "build it again with -gencode arch=compute_%d,code=sm_%d (nvcc >= %s)", cc, cc, kr_print_tenths(d->arena, kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)))));
+    return;
+  }
+  const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
+  add(d, fixes, ready);
+  if (*none && !*ready) {
+    add(d, fixes, none);
+    add(d, fixes, *row->column[8] ? kr_arena_print(d->arena, "use instead %s", row->column[8]) : "");
+  } else if (!*none) {
+    const char *built = build(d, package, *ready ? "" : public_version(d, version), 1);
+    add(d, fixes, *built || *ready || !*package ? built : rebuild(d, package, version));
+    if (*built) add_toolkit(d, fixes, cc);
+  }
+  add(d, fixes, doc_own_dropin(d, package));
+}
+
+/* Both of a pair in releases that call each other rightly, or a package in the release for the torch that is there. */
+const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
+  const kr_row *row = doc_package_row(d, package);
+  const char *ready = companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
+  if (*ready) return ready;
+  if (!pair && companion_column(package)) {
+    const kr_row *torch = doc_torch_row(d, 209);
+    return !torch ? "" : kr_arena_print(d->arena, "pip install --force-reinstall torch==%s %s==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], package,
+                                        torch->column[companion_column(package)], doc_index_for(d, doc_main_cc(d)));
+  }
+  if (!pair) return row && strcmp(source_of(row), "pypi") == 0 && !*row->column[3] ? build(d, package, "", 0) : "";
+  const char *first = release_of(d, pair->column[0], "", doc_main_cc(d), 0), *second = release_of(d, pair->column[3], "", doc_main_cc(d), 0);
+  if (!*first || !*second) return "";
+  return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s %s==%s", pair->column[0], first, pair->column[3], second);
+}
+
+/* ---- by key ---- */
+static const char *driver_install(doc *d) {
+  const kr_row *row = kr_tables_find(d->tables, "driver", "branch");
+  const char *branch = row ? row->column[1] : "580";
+  if (d->log.is_windows) return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart", branch);
+  return kr_arena_print(d->arena, "sudo apt install nvidia-driver-%s%s && sudo reboot", branch, doc_main_cc(d) >= 100 ? "-open" : "");
+}
+
+/* The folder of the environment that a log or the command line named, as a shell writes it. */
+static const char *environment(doc *d) { return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site : "\"$VIRTUAL_ENV\""; }
+
+static const char *compiler_install(doc *d) {
+  return d->log.is_windows ? "winget install Microsoft.VisualStudio.2022.BuildTools --override \"--add Microsoft.VisualStudio.Workload.VCTools\"" : "sudo apt install build-essential";
+}
+
+static const char *build_here(doc *d, const char *package, const char *version) {
+  const char *built = build(d, package, public_version(d, version), 0);
+  if (*built) return built;
+  return *package ? rebuild(d, package, version) : "pip install --no-build-isolation --no-cache-dir .";
+}
+
+const char *doc_torch_install(doc *d) { return torch_install(d); }
+
+const char *doc_command(doc *d, const char *key, const char *package, const char *version, const char *nvcc) {
+  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64-linux-gnu" : "x86_64-linux-gnu";
+  if (strcmp(key, "driver_install") == 0) return driver_install(d);
+  if (strcmp(key, "torch_install") == 0) return torch_install(d);
+  if (strcmp(key, "torch_older") == 0) return torch_older(d);
+  if (strcmp(key, "torch_libraries") == 0) return torch_libraries(d);
+  if (strcmp(key, "torch_for_nvcc") == 0) return torch_for_nvcc(d, nvcc);
+  if (strcmp(key, "rebuild") == 0) return rebuild(d, package, version);
+  if (strcmp(key, "reinstall") == 0) return reinstall(d, package, version);
+  if (strcmp(key, "release") == 0) return release(d, package, public_version(d, version), 0);
+  if (strcmp(key, "build_here") == 0) return build_here(d, package, version);
+  if (strcmp(key, "build_forced") == 0) return *build(d, package, "", 1) ? build(d, package, public_version(d, version), 1) : build_here(d, package, version);
+  if (strcmp(key, "build_jobs") == 0) return *build(d, package, "", 1) ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, public_version(d, version), 1)) : "export MAX_JOBS=2";
+  if (strcmp(key, "compiler_install") == 0) return compiler_install(d);
+  if (strcmp(key, "environment") == 0) return environment(d);
+  if (strcmp(key, "multiarch") == 0) return machine;
+  return "";
+}

@@ -1,0 +1,179 @@
+"""environments.py PROGRAM: five broken environments made up in full, one root cause first; the plan, carried out on them by a small pip of this file, leaves nothing to say. And healthy
+environments, of which nothing must be said."""
+import shlex, shutil
+
+from fake import *
+
+CUDA_NAMES = ["_ZN3c104cuda14ExchangeDeviceEa", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"]
+NVIDIA = {"nvidia-cublas-cu12": ("12.8.4.1", "cublas", "libcublas.so.12"), "nvidia-cudnn-cu12": ("9.10.2.21", "cudnn", "libcudnn.so.9"), "nvidia-nccl-cu12": ("2.27.5", "nccl", "libnccl.so.2")}
+MODULES = {"flash-attn": "flash_attn_2_cuda", "causal-conv1d": "causal_conv1d_cuda", "mamba-ssm": "selective_scan_cuda", "torchvision": "torchvision/_C", "xformers": "xformers/_C"}
+WITH_TORCH = {"2.9.1": {"torchvision": "0.24.1", "triton": "3.5.1"}, "2.8.0": {"torchvision": "0.23.0", "triton": "3.4.0"}}
+
+
+class Environment:
+    """A Tree that knows how to install: what a wheel of this name and version would bring when it is right."""
+
+    def __init__(self, folder, gpu, **tree):
+        self.t = Tree(folder, torch=None)
+        self.gpu = gpu
+        for name, (version, part, lib) in NVIDIA.items():
+            if tree.get("nvidia", True):
+                self.install(name, version)
+        if "torch" in tree:
+            self.install("torch", tree["torch"])
+
+    def remove(self, name):
+        for info in self.t.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            for line in (info / "RECORD").read_text().splitlines():
+                (self.t.site / line.split(",")[0]).unlink(missing_ok=True)
+            shutil.rmtree(info)
+
+    def torch(self):
+        found = list(self.t.site.glob("torch-*.dist-info"))
+        return found[0].name[6:-10] if found else ""
+
+    def install(self, name, version, tag="cp311-cp311-manylinux_2_28_x86_64"):
+        self.remove(name)
+        t, own = self.t, int(self.gpu.replace(".", ""))
+        if name == "torch":
+            cuda = "+cu" in version
+            libs = {"torch/version.py": f"__version__ = '{version}'\ncuda: Optional[str] = {'12.8' if cuda else None!r}\n".encode(),
+                    "torch/lib/libc10.so": elf(defined=C10, soname="libc10.so")}
+            if cuda:
+                libs["torch/lib/libc10_cuda.so"] = elf(defined=CUDA_NAMES, soname="libc10_cuda.so")
+                libs["torch/lib/libtorch_cuda.so"] = elf(soname="libtorch_cuda.so", fatbin=container(75, 80, 86, 90, 100, 120), needed=["libc10.so", "libcublas.so.12"], runpath="$ORIGIN/../../nvidia/cublas/lib")
+            requires = [f'{n}=={v}; platform_system == "Linux" and platform_machine == "x86_64"' for n, (v, _, _) in NVIDIA.items()] if cuda else []
+            return t.package("torch", version, libs, requires=requires, tag=tag)
+        if name in NVIDIA:
+            return t.package(name, version, {f"nvidia/{NVIDIA[name][1]}/lib/{NVIDIA[name][2]}": elf(soname=NVIDIA[name][2])}, tag="py3-none-manylinux2014_x86_64")
+        base = self.torch().split("+")[0]
+        requires = [f"torch (=={next((k for k, v in WITH_TORCH.items() if v.get(name) == version), base)})"] if name in ("torchvision", "xformers") else ["torch"]
+        if name in MODULES:
+            data = elf(needed=["libc10.so", "libc10_cuda.so", "libtorch_cuda.so"], undefined=CUDA_NAMES[:1], fatbin=container(75, 80, 90, own))
+            return t.package(name, version, {f"{MODULES[name]}.{PY}.so": data}, requires=requires, tag=tag)
+        return t.package(name, version, {f"{name.replace('-', '_').replace('_gpu', '')}/__init__.py": b"", f"{name.replace('-', '_').replace('_gpu', '')}/lib.so": elf()}, tag=tag)
+
+    def carry_out(self, plan):
+        for line in plan.splitlines():
+            for command in line.split("#")[0].split(" && "):
+                words = [w for w in shlex.split(command) if w]
+                while words and "=" in words[0] and not words[0].startswith("pip"):
+                    words.pop(0)
+                index = words[words.index("--index-url") + 1].split("/")[-1] if "--index-url" in words else ""
+                if words[:2] == ["pip", "install"]:
+                    for word in words[2:]:
+                        if "==" in word:
+                            name, version = word.split("==")
+                            self.install(name, f"{version}+{index}" if name == "torch" else version)
+                elif words[:2] == ["pip", "uninstall"]:
+                    for word in words[3:]:
+                        self.remove(word)
+                elif words[:1] == ["rm"]:
+                    shutil.rmtree(words[-1], ignore_errors=True)
+                    pathlib.Path(words[-1]).unlink(missing_ok=True)
+                else:
+                    assert not words or words[:2] == ["krait", "doctor"], command
+
+    def ask(self, doctor, *args):
+        return doctor(self.t.site, "--root", self.t.root, "--gpu", self.gpu, "--driver", "580.82.07", *args)
+
+    def healed(self, doctor, root, *args):
+        """root: the rule that must come first. One root cause; the plan leaves nothing."""
+        broken = self.ask(doctor, *args)
+        assert broken["exit"] == 1 and broken.ids()[0] == root, (broken.ids(), broken["findings"][:3])
+        plan = doctor.run(self.t.site, "--root", self.t.root, "--gpu", self.gpu, "--driver", "580.82.07", "--fix-plan", *args).stdout.decode()
+        self.carry_out(plan)
+        left = [f for f in self.ask(doctor, *args)["findings"] if f["severity"] != "info"]
+        assert not left, (plan, left)
+        return broken
+
+
+def a_torch_without_its_libraries(doctor, folder):
+    e = Environment(folder, "8.0", torch="2.9.1+cu128", nvidia=False)
+    a = e.healed(doctor, "P01")
+    assert a.ids() == ["P01"] and "3 NVIDIA packages" in a.find("P01")["explain"] and a.find("P01")["package"] == "torch", a["findings"]
+
+
+def a_cpu_torch_under_cuda_extensions(doctor, folder):
+    e = Environment(folder, "12.0", torch="2.9.1+cpu")
+    for name, version in (("flash-attn", "2.8.3.post1"), ("causal-conv1d", "1.6.0"), ("mamba-ssm", "2.3.1"), ("torchvision", "0.24.1")):
+        e.install(name, version)
+    a = e.healed(doctor, "D07")
+    assert [f["id"] for f in a["findings"] if f["severity"] == "error"] == ["D07"], a.ids()
+
+
+def distributions_over_each_other(doctor, folder):
+    e = Environment(folder, "8.9", torch="2.9.1+cu128")
+    e.install("onnxruntime", "1.22.0")
+    e.install("onnxruntime-gpu", "1.22.0")
+    e.install("causal-conv1d", "1.6.0")
+    old = e.t.site / "causal_conv1d-1.4.0.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: causal-conv1d\nVersion: 1.4.0\n")
+    (old / "RECORD").write_text("")
+    (e.t.site / "~orch").mkdir()
+    a = e.healed(doctor, "W05")
+    assert {"W05", "W07", "W08"} == set(a.ids()), a.ids()
+
+
+def pairs_that_do_not_belong_together(doctor, folder):
+    e = Environment(folder, "9.0", torch="2.9.1+cu128")
+    e.install("torchvision", "0.23.0")
+    e.install("mamba-ssm", "2.3.1")
+    e.install("causal-conv1d", "1.1.1")
+    a = e.healed(doctor, "P01")
+    assert sorted(a.ids()) == ["P01", "P02"] and "torch==2.8.0" in a.find("P01")["explain"] and "1.5.0 or newer" in a.find("P02")["explain"], a["findings"]
+
+
+def modules_of_another_python(doctor, folder):
+    e = Environment(folder, "8.6", torch="2.9.1+cu128")
+    data = elf(needed=["libc10.so", "libtorch_cuda.so"], fatbin=container(80, 86))
+    e.t.package("causal-conv1d", "1.6.0", {"causal_conv1d_cuda.cpython-310-x86_64-linux-gnu.so": data}, tag="cp310-cp310-linux_x86_64")
+    a = e.healed(doctor, "W01")
+    assert {f["package"] for f in a["findings"]} == {"causal-conv1d"}, a["findings"]
+
+
+def an_old_torch_for_a_new_gpu(doctor, folder):
+    """Everything that was built for the torch that goes must come again for the one that comes."""
+    e = Environment(folder, "12.0", torch="2.9.1+cu128")
+    (e.t.site / "torch/lib/libtorch_cuda.so").write_bytes(elf(soname="libtorch_cuda.so", fatbin=container(50, 80, 90), needed=["libc10.so"]))
+    info = next(e.t.site.glob("torch-2.9.1*"))
+    (info / "RECORD").write_text("")
+    e.install("causal-conv1d", "1.6.0")
+    assert "K14" == e.healed(doctor, "K14").ids()[0]
+
+
+def healthy_sets_are_left_alone(doctor, folder):
+    for gpu in ("12.0", "7.5", "9.0"):
+        e = Environment(folder / gpu, gpu, torch="2.9.1+cu128")
+        e.install("torchvision", "0.24.1")
+        t = e.t
+        t.package("triton", "3.5.1", {"triton/backends/nvidia/bin/ptxas": b"x Build cuda_12.8.r12.8/compiler.35583870_0 x" * 9, "triton/__init__.py": b""}, tag="cp311-cp311-manylinux_2_27_x86_64")
+        t.package("bitsandbytes", "0.49.0", {f"bitsandbytes/libbitsandbytes_cuda{n}.so": elf(fatbin=container(*s)) for n, s in {118: (50, 60), 128: (75, 80, 90, 120), 130: (90,)}.items()} |
+                  {"bitsandbytes/libbitsandbytes_rocm64.so": elf()}, requires=["torch<3,>=2.3"], tag="py3-none-manylinux_2_24_x86_64")
+        hollow = container(entry(2, 80, cubin(80, code=128)), entry(2, 90, cubin(90, "a", code=9000), "a"))
+        t.package("xformers", "0.0.33.post2", {"xformers/_C.so": elf(needed=["libc10.so"], fatbin=container(75, 80, 90, 120)), "xformers/flash_attn_3/_C.so": elf(needed=["libc10.so"], fatbin=container(entry(2, 90, cubin(90, "a", code=9000), "a")))},
+                  requires=["torch (==2.9.1)"], tag="cp39-abi3-manylinux_2_28_x86_64")
+        assert hollow and e.ask(doctor)["findings"] == [], (gpu, e.ask(doctor)["findings"])
+        assert e.ask(doctor)["exit"] == 0
+    # krait's own wheel: one library without any of CUDA's
+    w = wheel(folder / "krait-0.1.0-py3-none-manylinux_2_17_x86_64.whl", {"krait/libkrait.so.0.1.0": elf(needed=["libc.so.6"])}, name="krait", version="0.1.0", tag="py3-none-linux_x86_64")
+    assert doctor(w, "--gpu", "12.0", "--root", folder)["findings"] == []
+
+
+def one_of_several_libraries_is_loaded(doctor, folder):
+    t = Tree(folder)
+    info = {f"bitsandbytes/libbitsandbytes_cuda{n}.so": elf(fatbin=container(*s)) for n, s in {118: (50, 60), 126: (75, 90)}.items()}
+    t.package("bitsandbytes", "0.45.5", info, tag="py3-none-manylinux_2_24_x86_64")
+    a = doctor(t.site, "--root", t.root, "--gpu", "9.0")
+    assert a.ids() == ["L08"] and "12.8" in a.find("L08")["explain"] and "0.50.2" in a.find("L08")["fix"][0], a["findings"]
+
+
+def a_report_for_others_names_nobody(doctor, folder):
+    t = Tree(folder)
+    t.extension()
+    out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--issue").stdout.decode()
+    assert "causal-conv1d 1.5.2" in out and "K01" in out and str(folder) not in out and "/tmp" not in out, out
+
+
+run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ != "Environment"])

@@ -1,0 +1,90 @@
+"""logs.py PROGRAM: pasted errors: the first line says what is wrong, the second is a command, nothing is a placeholder, several findings of one text agree, and a crash never ends in success."""
+from fake import *
+from texts import TEXTS
+
+PLACEHOLDER = re.compile(r"another version|another release|\ba library\b:|PACKAGE|X\.Y|\bXY\b|CUDA 0\.0|SITE-PACKAGES|THIS-TEXT|LEFT-OVER|FAMILY|[{}]\w+[}]", re.M)
+# Written by nobody here: real reports with what an answer must say, kept beside the tree.
+SHARED = ROOT.parent / "shared/doctor-logs"
+
+
+def first_screen(doctor, folder, text):
+    done = doctor.run("--root", folder, log=text)
+    out = done.stdout.decode()
+    assert done.returncode == 1, (done.returncode, out)
+    assert not PLACEHOLDER.search(out) and "0 problems" not in out.splitlines()[-1], out
+    assert "\x1b" not in out
+    return "\n".join(out.splitlines()[:2])
+
+
+def every_text_is_answered_on_the_first_screen(doctor, folder):
+    wrong = []
+    for rule, words, text in TEXTS:
+        if rule is None:
+            continue
+        found = [f["id"] for f in doctor("--root", folder, log=text)["findings"] if f["severity"] != "info"]
+        top = first_screen(doctor, folder, text)
+        if found[:1] != [rule] or not re.search(words, top, re.I):
+            wrong.append((rule, found, words, top))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def shared_logs_are_answered_as_their_table_says(doctor, folder):
+    if not SHARED.is_dir():
+        print("shared logs: skipped: there is no folder of them beside this tree")
+        return
+    wrong = []
+    for line in (SHARED / "expected.tsv").read_text().splitlines():
+        name, cause, words = line.split("\t")
+        top = first_screen(doctor, folder, (SHARED / name).read_text())
+        if not re.search(words, top, re.I):
+            wrong.append((name, cause, top))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def an_unknown_crash_is_no_success(doctor, folder):
+    done = doctor.run("--root", folder, log="Traceback (most recent call last):\nValueError: the two shapes differ\n")
+    out = " ".join(done.stdout.decode().split())
+    assert done.returncode == 1 and "it was searched for" in out and "collect_env" in out and "the two shapes differ" in out, out
+    assert doctor.run("--root", folder, log="hello\n").returncode == 0
+
+
+def findings_of_one_text_agree(doctor, folder):
+    """Consequences are folded under their cause."""
+    killed = "/usr/local/cuda/bin/nvcc -c x.cu\nKilled\nninja: build stopped: subcommand failed.\nERROR: Failed building wheel for flash-attn\n"
+    assert doctor("--root", folder, log=killed).ids() == ["B13"]
+    old = "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    assert doctor("--root", folder, log=old).ids() == ["K14"]
+    split = "CUDA_HOME environment variable is not set\nNameError: name 'bare_metal_version' is not defined\nERROR: Failed building wheel for mamba-ssm\n"
+    assert doctor("--root", folder, log=split).ids() == ["B10"]
+
+
+def facts_come_from_what_is_pasted(doctor, folder):
+    env = """PyTorch version: 2.5.1+cu124
+CUDA used to build PyTorch: 12.4
+Python version: 3.12.3 | packaged by conda-forge
+GPU models and configuration: GPU 0: NVIDIA GeForce RTX 5090
+Nvidia driver version: 570.86.10
+[pip3] flash_attn==2.7.4.post1
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+  File "/opt/v/lib/python3.12/site-packages/flash_attn/flash_attn_interface.py", line 91, in _flash_attn_forward
+"""
+    a = doctor("--root", folder, log=env)
+    assert a["target"]["gpus"][0]["cc"] == "12.0" and a["target"]["torch"] == {"version": "2.5.1+cu124", "cuda": "12.4", "cxx11abi": None} and a["target"]["python"] == "3.12", a["target"]
+    assert a["target"]["driver"]["version"] == "570.86.10" and "flash-attn" in a.find("K01")["explain"]
+    smi = "| NVIDIA-SMI 535.183.01   Driver Version: 535.183.01   CUDA Version: 12.2     |\n|   0  Tesla T4            Off  | 00000000:00:04.0 Off |\nCUDA error: the provided PTX was compiled with an unsupported toolchain.\n"
+    a = doctor("--root", folder, log=smi)
+    assert a["target"]["gpus"][0]["cc"] == "7.5" and a["target"]["driver"]["cuda"] == "12.2", a["target"]
+
+
+def a_rule_serves_more_than_one_text(doctor, folder):
+    """The kinds that the shared logs show are answered in other words too: no rule is written for one file."""
+    texts = [t for _, _, t in TEXTS] + ([p.read_text() for p in sorted(SHARED.glob("*.txt")) if p.name != "README.txt"] if SHARED.is_dir() else [])
+    used = {}
+    for text in texts:
+        for f in doctor("--root", folder, log=text)["findings"][:1]:
+            used.setdefault(f["id"], []).append(text)
+    own = {rule for rule, _, _ in TEXTS}
+    assert set(used) - own <= {None}, set(used) - own
+
+
+run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ != "first_screen"])

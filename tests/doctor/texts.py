@@ -1,0 +1,234 @@
+"""texts.py: failures as people paste them, one or more for each kind that a log can show: the rule that must come first, what its first two
+lines must say, the text. Written for these tests in the form of the real messages."""
+
+TEXTS = [
+    ('L04', 'libstdc',
+     'ImportError: /srv/u/venv/lib/python3.9/site-packages/torchnvjpeg.cpython-39-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZNSt15__exception_ptr13exception_ptr9_M_addrefEv'),
+    ('L04', 'libstdc.*GLIBCXX_3.4.32|GLIBCXX_3.4.32.*libstdc',
+     "ImportError: /opt/conda/bin/../lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by"
+     ' /opt/conda/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so)'),
+    ('S02', 'ABI',
+     'ImportError: /opt/miniconda3/lib/python3.11/site-packages/extension_cpp/_C.cpython-311-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZN5torch3jit11parseSchemaERKSsb'),
+    ('S02', 'ABI',
+     'torch 2.7.0+cu128\n'
+     'ImportError: /x/site-packages/foo_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZN2at4_ops5zeros4callEN3c108ArrayRefINS2_6SymIntEEESt8optionalISbIwSt11char_traitsIwESaIwEEE'),
+    ('L08', 'bitsandbytes',
+     'CUDA SETUP: Required library version not found: libbitsandbytes_cuda118.so.\n'
+     'Maybe you need to compile it from source?\n'
+     'CUDA SETUP: Defaulting to libbitsandbytes_cpu.so...'),
+    ('L08', 'bitsandbytes',
+     'UserWarning: The installed version of bitsandbytes was compiled without GPU support. 8-bit optimizers, 8-bit multiplication, and GPU'
+     ' quantization are unavailable.\n'
+     "'NoneType' object has no attribute 'cadam32bit_grad_fp32'"),
+    ('L08', 'bitsandbytes.*12.9',
+     'RuntimeError: Configured CUDA binary not found at /opt/v/lib/python3.11/site-packages/bitsandbytes/libbitsandbytes_cuda129.so\n'
+     'torch 2.8.0+cu129'),
+    ('K22', 'image|GPU',
+     'RuntimeError: Triton Error [CUDA]: device kernel image is invalid'),
+    ('B10', 'toolkit|nvcc',
+     "  NameError: name 'bare_metal_version' is not defined\n"
+     'ERROR: Failed building wheel for mamba_ssm'),
+    ('B10', 'toolkit|nvcc',
+     '/var/tmp/pip-install/causal-conv1d/setup.py:84: UserWarning: causal_conv1d was requested, but nvcc was not found.  Are you sure your'
+     ' environment has nvcc available?\n'
+     "NameError: name 'bare_metal_version' is not defined"),
+    ('P02', 'xformers.*2.3.0|built for torch 2.3.0',
+     "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n"
+     '    PyTorch 2.3.0+cu121 with CUDA 1201 (you have 2.1.0+cu121)\n'
+     '    Python  3.10.14 (you have 3.10.0)\n'
+     '  Please reinstall xformers (see https://github.com/facebookresearch/xformers#installing-xformers)\n'
+     "  Memory-efficient attention, SwiGLU, sparse and more won't be available."),
+    ('P02', 'torchvision',
+     '  File "/usr/local/lib/python3.10/dist-packages/torchvision/_meta_registrations.py", line 164, in meta_nms\n'
+     '  File "/usr/local/lib/python3.10/dist-packages/torch/_library/abstract_impl.py", line 30, in register\n'
+     'RuntimeError: operator torchvision::nms does not exist'),
+    ('K23', 'NVRTC|run-time compiler',
+     'RuntimeError: nvrtc: error: invalid value for --gpu-architecture (-arch)\n'
+     '\n'
+     'nvrtc compilation failed: \n'
+     '\n'
+     '#define NAN __int_as_float(0x7fffffff)'),
+    ('P02', 'causal',
+     'TypeError: causal_conv1d_fwd(): incompatible function arguments. The following argument types are supported:\n'
+     '    1. (arg0: at::Tensor, arg1: at::Tensor, arg2: Optional[at::Tensor], arg3: Optional[at::Tensor], arg4: bool) -> at::Tensor'),
+    ('P03', 'mamba|selective',
+     '  File "/x/mamba_ssm/ops/selective_scan_interface.py", line 29, in forward\n'
+     '    out, x, *rest = selective_scan_cuda.fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus)\n'
+     "AttributeError: 'NoneType' object has no attribute 'fwd'"),
+    ('L09', 'cuDNN',
+     'Could not load library libcudnn_ops_infer.so.8. Error: libcudnn_ops_infer.so.8: cannot open shared object file: No such file or directory\n'
+     'Aborted (core dumped)'),
+    ('L10', 'cuDNN',
+     'RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime version (8, 9, 7). PyTorch already'
+     ' comes bundled with cuDNN.'),
+    ('S05', 'cublas',
+     'OSError: /srv/piai/anaconda3/envs/x/lib/python3.7/site-packages/nvidia/cublas/lib/libcublas.so.11: symbol cublasLtHSHMatmulAlgoInit'
+     ' version libcublasLt.so.11 not defined in file libcublasLt.so.11 with link time reference'),
+    ('S05', 'cublas|LD_LIBRARY',
+     'OSError: /srv/s/miniconda3/lib/python3.7/site-packages/nvidia/cublas/lib/libcublas.so.11: undefined symbol: cublasLtGetStatusString,'
+     ' version libcublasLt.so.11'),
+    ('B12', 'libcuda',
+     '/usr/bin/ld: cannot find -lcuda: No such file or directory\n'
+     'collect2: error: ld returned 1 exit status'),
+    ('B14', 'Python.h.*|development',
+     '/tmp/tmps1rkq3y3/main.c:5:10: fatal error: Python.h: No such file or directory\n'
+     '    5 | #include <Python.h>\n'
+     'compilation terminated.\n'
+     'subprocess.CalledProcessError: Command returned non-zero exit status 1.'),
+    ('B13', 'memory|MAX_JOBS',
+     'c++: fatal error: Killed signal terminated program cc1plus\n'
+     'compilation terminated.\n'
+     'ninja: build stopped: subcommand failed.'),
+    ('B13', 'memory|MAX_JOBS',
+     "nvcc error   : 'cicc' died due to signal 9 (Kill signal)\n"
+     'ninja: build stopped: subcommand failed.'),
+    ('K09', 'NCCL|image|GPU',
+     "gcn75:2336636:2336906 [0] enqueue.cc:58 NCCL WARN Cuda failure 'named symbol not found'\n"
+     'torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1331, unhandled cuda error'),
+    ('K21', 'newer|refuses',
+     'GPU 0: NVIDIA GeForce RTX 5090\n'
+     'RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n'
+     '  File "/x/site-packages/flash_attn/flash_attn_interface.py", line 51, in _flash_attn_forward'),
+    ('K18', '8.0|Ampere',
+     'Tesla V100-SXM2-32GB\n'
+     '  File "/opt/p/lib/python3.10/site-packages/flash_attn/flash_attn_interface.py", line 51, in _flash_attn_forward\n'
+     'RuntimeError: FlashAttention only supports Ampere GPUs or newer.'),
+    ('R04', 'compatib',
+     'RuntimeError: CUDA error: an illegal memory access was encountered\n'
+     'CUDA kernel errors might be asynchronously reported'),
+    ('L03', 'glibc 2.34|glibc',
+     "ImportError: /lib64/libm.so.6: version `GLIBC_2.29' not found (required by"
+     ' /opt/v/lib/python3.8/site-packages/causal_conv1d_cuda.cpython-38-x86_64-linux-gnu.so)'),
+    ('L01', 'CUDA 11|libcudart|cudart',
+     'ImportError: libcudart.so.11.0: cannot open shared object file: No such file or directory\n'
+     '  import selective_scan_cuda\n'
+     'torch 2.1.0+cu121'),
+    ('S05', 'nvJitLink|nvjitlink|LD_LIBRARY',
+     'ImportError: /opt/v/lib/python3.10/site-packages/torch/lib/../../nvidia/cusparse/lib/libcusparse.so.12: undefined symbol:'
+     ' __nvJitLinkComplete_12_4, version libnvJitLink.so.12'),
+    ('S08', 'MKL|mkl',
+     'ImportError: /opt/conda/lib/python3.9/site-packages/torch/lib/libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent'),
+    ('D07', 'without CUDA',
+     'AssertionError: Torch not compiled with CUDA enabled'),
+    ('D02', 'driver',
+     'RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU'),
+    ('D03', 'driver',
+     'RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination'),
+    ('D03', 'driver',
+     'Failed to initialize NVML: Driver/library version mismatch'),
+    ('K14', '12.0|sm_120|5090',
+     'NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n'
+     'The current PyTorch install supports CUDA capabilities sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90.\n'
+     'RuntimeError: CUDA error: no kernel image is available for execution on the device'),
+    ('P02', 'bitsandbytes',
+     '    import triton.ops\n'
+     "ModuleNotFoundError: No module named 'triton.ops'\n"
+     '  File "/x/site-packages/bitsandbytes/triton/int8_matmul_mixed_dequantize.py", line 12'),
+    ('S09', 'NumPy',
+     'A module that was compiled using NumPy 1.x cannot be run in\n'
+     'NumPy 2.0.1 as it may crash.'),
+    ('P03', 'flash.attn|flash_attn',
+     "ModuleNotFoundError: No module named 'flash_attn_2_cuda'"),
+    ('B09', 'GCC|compiler',
+     '/usr/local/cuda/include/crt/host_config.h:132:2: error: #error -- unsupported GNU version! gcc versions later than 11 are not supported!'),
+    ('B16', 'compiler|C\\+\\+',
+     'error: Microsoft Visual C++ 14.0 or greater is required. Get it with "Microsoft C++ Build Tools"\n'
+     ' ERROR: Failed building wheel for causal-conv1d'),
+    ('R02', 'memory',
+     'torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'),
+    ('R05', 'shared memory',
+     'triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or'
+     ' `num_stages` may help.'),
+    ('K18', '7.0|newer GPU',
+     'torch._inductor.exc.GPUTooOldForTriton: Found Tesla P40 which is too old to be supported by the triton GPU compiler, which is used as the'
+     ' backend. Triton only supports devices of CUDA Capability >= 7.0, but your device is of CUDA capability 6.1'),
+    ('K18', '8.0',
+     'ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your Tesla T4 GPU has compute capability 7.5.'),
+    ('S01', 'built for.*torch',
+     'ImportError: /x/lib/python3.10/site-packages/detectron2/_C.cpython-310-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZNK2at6Tensor7reshapeEN3c108ArrayRefIlEE'),
+    ('S01', 'built for.*torch',
+     'OSError: /y/lib/python3.8/site-packages/torchtext/_torchtext.so: undefined symbol: _ZN2at4_ops10zeros_like4callERKNS_6TensorE'),
+    ('S01', 'built for.*torch',
+     'ImportError: libtorch_cuda_cu.so: cannot open shared object file: No such file or directory\n'
+     ' import mmcv._ext'),
+    ('S01', 'torchaudio',
+     'OSError: /v/lib/python3.10/site-packages/torchaudio/lib/libtorchaudio.so: undefined symbol: _ZN2at4_ops9transpose3intERKNS_6TensorEll'),
+    ('L01', 'cusparselt|cusparseLt',
+     'ImportError: libcusparseLt.so.0: cannot open shared object file: No such file or directory\n'
+     ' from torch._C import *'),
+    ('W01', 'wheel|fit',
+     'ERROR: flash_attn-2.7.4.post1+cu12torch2.6cxx11abiFALSE-cp312-cp312-linux_x86_64.whl is not a supported wheel on this platform.'),
+    ('B10', 'nvcc|toolkit',
+     'OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.'),
+    ('B07', 'isolat',
+     "      ModuleNotFoundError: No module named 'torch'\n"
+     '      [end of output]\n'
+     '  note: This error originates from a subprocess\n'
+     'error: subprocess-exited-with-error\n'
+     ' Collecting mamba-ssm'),
+    ('B01', '12\\.8|11\\.8',
+     "nvcc fatal   : Unsupported gpu architecture 'compute_89'"),
+    ('D02', 'driver',
+     'ImportError: libcuda.so.1: cannot open shared object file: No such file or directory'),
+    ('D02', 'driver',
+     'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'),
+    ('K01', 'image|GPU',
+     'RuntimeError: CUDA error: invalid device function\n'
+     'Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.'),
+    ('D05', 'fabric',
+     'RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized'),
+    ('R06', 'CUBLAS',
+     'RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`'),
+    ('P03', 'causal',
+     "ImportError: cannot import name 'causal_conv1d_fn' from 'causal_conv1d' \n"
+     "TypeError: 'NoneType' object is not callable\n"
+     '   x = causal_conv1d_fn(x=x,weight=w)'),
+    ('W06', 'damaged|cut',
+     'OSError: /v/lib/python3.11/site-packages/nvidia/cublas/lib/libcublasLt.so.12: file too short'),
+    ('K08', 'driver.*PTX|PTX.*driver',
+     "ptxas application ptx input, line 9; fatal   : Unsupported .version 8.4; current version is '8.2'"),
+    ('S01', 'torch|wheel',
+     'ImportError: DLL load failed while importing flash_attn_2_cuda: The specified procedure could not be found.'),
+    ('P03', 'flash',
+     'ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not'
+     ' installed.'),
+    ('R04', 'assert|outside|compatib',
+     'RuntimeError: CUDA error: device-side assert triggered'),
+    ('L01', 'libGL|libgl1',
+     'ImportError: libGL.so.1: cannot open shared object file: No such file or directory'),
+    ('L01', 'cupti',
+     'ImportError: libcupti.so.12: cannot open shared object file: No such file or directory'),
+    ('P02', 'PyTorch|torch',
+     'RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions. PyTorch has CUDA Version=12.4 and'
+     ' torchvision has CUDA Version=11.8.'),
+    ('S06', 'NCCL 2.27|NCCL',
+     'ImportError: /opt/v/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommWindowRegister\n'
+     'torch 2.9.0+cu128'),
+    ('S06', 'NCCL',
+     'OSError: /usr/lib/libtorch_cuda.so: undefined symbol: ncclCommSplit'),
+    ('R01', 'weight is on the CPU',
+     'RuntimeError: Expected weight.is_cuda() to be true, but got false.'),
+    ('R01', 'CPU',
+     'ValueError: Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)'),
+    ('D04', 'compat',
+     'RuntimeError: CUDA error: forward compatibility was attempted on non supported HW\n'
+     'NVIDIA-SMI 470.199.02 Driver Version: 470.199.02'),
+    ('D01', 'driver.*12.2|12.2',
+     'RuntimeError: The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver\n'
+     'torch 2.9.1+cu130'),
+    ('D01', 'driver',
+     'terminate called: CUDA error: CUDA driver version is insufficient for CUDA runtime version\n'
+     '  ggml_cuda_init: failed to initialize CUDA'),
+    ('B06', '12.8.*13.0|13.0.*12.8',
+     'RuntimeError:\n'
+     'The detected CUDA version (12.8) mismatches the version that was used to compile\n'
+     'PyTorch (13.0). Please make sure to use the same CUDA versions.\n'
+     ' while building natten'),
+    ('B11', 'sm_103a.*12.9',
+     "ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'\n"
+     'RuntimeError: Internal Triton PTX codegen error'),
+]

@@ -1,0 +1,73 @@
+"""trial.py PROGRAM: real wheels' facts (tests/golden/doctor/wheels.tsv, which tools/doctor-trial writes) by eight GPUs and four drivers; the verdicts were written down beforehand (verdicts.tsv)."""
+from fake import *
+
+GPUS = ["6.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
+DRIVERS = ["535.183.01", "550.90.07", "570.86.10", "580.82.07"]
+GOLDEN = ROOT / "tests/golden/doctor"
+
+
+def image(target, ptx):
+    """120, 90a, ptx90, 120z: packed with zstd."""
+    packed, name = target.endswith("z"), target.rstrip("z")
+    is_ptx, name = name.startswith("ptx"), name.replace("ptx", "")
+    suffix, sm = name[-1] if name[-1] in "af" else "", int(name.rstrip("af"))
+    if packed and not is_ptx:
+        data = cubin(sm, suffix)
+        frame = struct.pack("<I", 0xFD2FB528) + bytes([0x60]) + struct.pack("<H", len(data) - 256) + struct.pack("<I", 1 | len(data) << 3)[:3] + data
+        return entry(2, sm, data, suffix, packed=frame, flags=0x8000)
+    return entry(1, sm, globals()["ptx"](sm, ptx, suffix), suffix) if is_ptx else entry(2, sm, cubin(sm, suffix), suffix)
+
+
+def build(folder, rows):
+    """A wheel with the same libraries; equal containers count once. A container that lacks what its neighbours have is nvcc's stub for the link: it holds no kernel."""
+    _, name, package, version, requires = (rows[0] + ["", ""])[:5]
+    files = {}
+    for _, path, shape, ptx, glibc in (r + [""] * (5 - len(r)) for r in rows[1:]):
+        sets = [s.split(" x ", 1)[1].split() for s in shape.split("; ")]
+        body = b""
+        for targets in sets:
+            is_stub = len(sets) > 1 and not any(t.startswith("ptx") for t in targets) and any(t.startswith("ptx") for s in sets for t in s)
+            if not is_stub:
+                body += container(*[image(t, ptx or "8.0") for t in targets])
+        files[path] = elf(fatbin=body)
+    path, tag = folder / name, "-".join(name[:-4].split("-")[-3:])
+    info = f"{package.replace('-', '_')}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as z:
+        for n, data in files.items():
+            z.writestr(n, data)
+        z.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n" + "".join(f"Requires-Dist: {r}\n" for r in requires.split("|") if r))
+        z.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+    return path
+
+
+def wheels():
+    found = []
+    for line in (GOLDEN / "wheels.tsv").read_text().splitlines():
+        row = line.split("\t")
+        if row[0] == "wheel":
+            found.append([row])
+        else:
+            found[-1].append(row)
+    return {(w[0][2].replace("_", "-"), w[0][3]): w for w in found}
+
+
+def every_wheel_on_every_gpu_with_every_driver(doctor, folder):
+    expected = [line.split("\t") for line in (GOLDEN / "verdicts.tsv").read_text().splitlines() if not line.startswith("#")]
+    known, wrong, n = wheels(), [], 0
+    assert set(known) == {(e[0], e[1]) for e in expected}
+    for package, version, verdicts, reason in expected:
+        path = build(folder, known[package, version])
+        for gpu, verdict in zip(GPUS, verdicts.split()):
+            # a PTX's verdict changes with the driver; machine code's does not, so its first and last are enough
+            for driver in DRIVERS if verdict[0] == "j" else DRIVERS[:1] + DRIVERS[-1:]:
+                n += 1
+                a = doctor(path, "--gpu", gpu, "--driver", driver, "--root", folder, "--python", "3.11", "--glibc", "2.39")
+                errors = [f["id"] for f in a["findings"] if f["severity"] == "error"]
+                must_fail = verdict == "x" or (verdict[0] == "j" and int(driver[:3]) < int(verdict[1:]))
+                if bool(errors) != must_fail or a["exit"] != (1 if must_fail else 0):
+                    wrong.append((package, version, gpu, driver, verdict, errors, a["exit"], reason))
+    print(f"{len(expected)} wheels, {n} verdicts")
+    assert not wrong, "\n".join(map(str, wrong[:20]))
+
+
+run_tests([every_wheel_on_every_gpu_with_every_driver])
