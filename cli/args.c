@@ -10,23 +10,29 @@
 
 #include <krait/model.h>
 
+#include "interrupt.h"
+#include "say.h"
+
 enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 80, HELP_COLUMN = 26 };
 
 int kr_usage_error(const char *verb, const char *format, ...) {
+  char text[4096];
   va_list list;
   va_start(list, format);
-  fprintf(stderr, "krait %s: ", verb);
-  vfprintf(stderr, format, list);
-  fprintf(stderr, "; krait %s --help tells more\n", verb);
+  vsnprintf(text, sizeof text, format, list);
   va_end(list);
+  fprintf(kr_err(), "krait %s: %s; krait %s --help tells more\n", verb, kr_clean(text), verb);
   return 2;
 }
 
 int kr_report(const char *verb, int32_t status) { return kr_report_detail(verb, status, krait_error_detail()); }
 
 int kr_report_detail(const char *verb, int32_t status, const char *detail) {
+  char text[2048];
   const char *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
-  fprintf(stderr, "krait %s: %s%s%s%s\n", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
+  if (kr_is_stopped()) return 1;                                          /* the signal's line is the only one */
+  snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
+  fprintf(kr_err(), "%s\n", kr_clean(text));
   return 1;
 }
 

@@ -2,5 +2,6 @@
 #ifndef KR_BENCH_OP_H
 #define KR_BENCH_OP_H
 #include "args.h"
-int bench_op(const char *op, const char *shape, const char *dtype, int with_reference, int as_json, const kr_run *run); /* the exit status */
+/* rows: NULL for the best row, "all", or the name of one. The exit status. */
+int bench_op(const char *op, const char *shape, const char *dtype, const char *rows, int with_reference, int as_json, const kr_run *run);
 #endif

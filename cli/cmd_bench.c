@@ -11,13 +11,14 @@
 #include "args.h"
 #include "bench_op.h"
 #include "cmd.h"
+#include "say.h"
 
 enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
   int as_json, with_reference, by_kernel;
-  const char *shape, *dtype;
+  const char *shape, *dtype, *rows;
   kr_run run;
   const char *precision;
   krait_model_options model;
@@ -84,21 +85,18 @@ static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bi
   return status;
 }
 
+static json_t *timing_json(const settings *s, const krait_ctx *ctx, const timing *t) {
+  return json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads", krait_ctx_n_threads(ctx), "audio_s",
+                   t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s, "device_s", t->device_s);
+}
+
 static void print_timing(const settings *s, const krait_ctx *ctx, const timing *t) {
-  json_t *report = json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads",
-                             krait_ctx_n_threads(ctx), "audio_s", t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s, "device_s", t->device_s);
-  if (s->as_json) {
-    json_dumpf(report, stdout, JSON_INDENT(2));
-    printf("\n");
-  } else {
-    printf("primeknet: batch %lld, %lld frames (%.2f s of audio), %d threads\n", (long long)s->batch, (long long)s->n_frames, t->audio_s, krait_ctx_n_threads(ctx));
-    printf("  open             %8.1f ms\n", t->open_s * 1e3);
-    printf("  forward, median  %8.1f ms   %.4f s per second of audio\n", t->median_s * 1e3, t->median_s / t->audio_s);
-    printf("  forward, best    %8.1f ms   %.4f s per second of audio\n", t->best_s * 1e3, t->best_s / t->audio_s);
-    if (t->device_s > 0) printf("  on the GPU       %8.3f ms\n", t->device_s * 1e3);
-    printf("  processor time   %8.1f ms   %.4f s per second of audio\n", t->cpu_s * 1e3, t->cpu_s / t->audio_s);
-  }
-  json_decref(report);
+  printf("primeknet: batch %lld, %lld frames (%.2f s of audio), %d threads\n", (long long)s->batch, (long long)s->n_frames, t->audio_s, krait_ctx_n_threads(ctx));
+  printf("  open             %8.1f ms\n", t->open_s * 1e3);
+  printf("  forward, median  %8.1f ms   %.4f s per second of audio\n", t->median_s * 1e3, t->median_s / t->audio_s);
+  printf("  forward, best    %8.1f ms   %.4f s per second of audio\n", t->best_s * 1e3, t->best_s / t->audio_s);
+  if (t->device_s > 0) printf("  on the GPU       %8.3f ms\n", t->device_s * 1e3);
+  printf("  processor time   %8.1f ms   %.4f s per second of audio\n", t->cpu_s * 1e3, t->cpu_s / t->audio_s);
 }
 
 static void print_kernel(void *user, const char *kernel, int64_t n_launches, double seconds, double flops, double bytes) {
@@ -132,12 +130,14 @@ static int bench_primeknet(const settings *s) {
   if (status >= 0) n_bins = read_bins(model, &hop);
   if (status >= 0) status = time_runs(s, session, n_bins, &t);
   t.audio_s = (double)(s->batch * (s->n_frames > 1 ? s->n_frames - 1 : 1) * hop) / SAMPLE_RATE_HZ;
-  if (status >= 0) print_timing(s, ctx, &t);
+  int failed = 0;
+  if (status >= 0 && s->as_json) failed = kr_print_json("bench", timing_json(s, ctx, &t), JSON_INDENT(2));
+  else if (status >= 0) print_timing(s, ctx, &t);
   if (status >= 0 && s->by_kernel) status = time_kernels(s, session, n_bins);
   krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
-  return status < 0 ? kr_report("bench", status) + 1 : 0;
+  return status < 0 ? kr_report("bench", status) + 1 : failed;
 }
 
 int cmd_bench(int argc, char **argv) {
@@ -151,6 +151,7 @@ int cmd_bench(int argc, char **argv) {
       KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator: float32, float16 or bfloat16 (default: float32)"),
+      KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),
@@ -163,5 +164,5 @@ int cmd_bench(int argc, char **argv) {
   if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
-  return bench_op(argv[first], s.shape, s.dtype, s.with_reference, s.as_json, &s.run);
+  return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

@@ -4,6 +4,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 static json_t *device_json(const krait_device_info *d) {
   char tiers[128], capability[16], driver[16], ptx[16];
@@ -35,12 +36,12 @@ int cmd_devices(int argc, char **argv) {
   for (int32_t i = 0; i < n && status >= 0; i++) {
     krait_device_info d = {.size = sizeof d};
     if ((status = krait_device_read(i, &d)) < 0) break;
-    if (as_json) json_array_append_new(list, device_json(&d));
-    else print_device(&d);
+    if (!as_json) print_device(&d);
+    else if (json_array_append_new(list, device_json(&d)) != 0) return json_decref(list), kr_print_json(verb.name, NULL, 0);
   }
-  json_t *report = json_pack("{s:o, s:s}", "devices", list, "why_none", status < 0 ? krait_error_detail() : "");
-  if (as_json) json_dumpf(report, stdout, JSON_INDENT(2)), printf("\n");
-  else if (status < 0) printf("no usable GPU: %s\n", krait_error_detail());
-  json_decref(report);
+  json_t *report = as_json ? json_pack("{s:o, s:o}", "devices", list, "why_none", kr_json_text(status < 0 ? krait_error_detail() : "")) : list;
+  if (!as_json) json_decref(report);
+  else if (kr_print_json(verb.name, report, JSON_INDENT(2)) != 0) return 1;
+  if (!as_json && status < 0) printf("no usable GPU: %s\n", krait_error_detail());
   return status < 0 ? 1 : 0;
 }

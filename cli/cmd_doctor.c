@@ -1,6 +1,10 @@
 /* cmd_doctor.c: krait doctor: why a CUDA library, wheel or environment does not run, and what to do. */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <krait/doctor.h>
@@ -9,32 +13,51 @@
 #include "cmd.h"
 
 enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20 };
+static const long long MAX_READ_BYTES = 4ll << 30;
 
 typedef struct doctor_args {
   krait_doctor_options options;
   const char *log, *explain, *list;
-  int json, all, deep, strict, no_color, plan;
+  int json, all, deep, strict, no_color, plan, issue;
 } doctor_args;
+
+/* A pipe that nobody writes must not hang us; a device has no end. */
+static int open_log(const char *path) {
+  struct stat info;
+  const int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd >= 0 && fstat(fd, &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || isatty(fd))) {
+    if (strcmp(path, "-") != 0) fcntl(fd, F_SETFL, 0);
+    return fd;
+  }
+  const int os_errno = fd < 0 ? errno : S_ISDIR(info.st_mode) ? EISDIR : 0;
+  if (fd >= 0) close(fd);
+  kr_usage_error("doctor", "cannot read the log %s: %s", path, os_errno ? strerror(os_errno) : "a device has no end");
+  return -1;
+}
 
 /* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard error. */
 static const char *read_log(const char *path, size_t *n) {
   static char text[MAX_LOG_BYTES];
-  FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+  long long total = 0;
+  const int fd = open_log(path);
   *n = 0;
-  for (size_t got = 1; file && got > 0;) {
+  for (ssize_t got = 1; fd >= 0 && got != 0;) {
     if (*n == sizeof text) memmove(text, text + sizeof text / 2, *n = sizeof text / 2);
-    *n += got = fread(text + *n, 1, sizeof text - *n, file);
+    got = read(fd, text + *n, sizeof text - *n);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) kr_usage_error("doctor", "cannot read the log %s: %s", path, strerror(errno));
+    else if ((total += got) > MAX_READ_BYTES) kr_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
+    if (got < 0 || total > MAX_READ_BYTES) return close(fd), NULL;
+    *n += (size_t)got;
   }
-  int failed = !file || ferror(file);
-  if (file && file != stdin) fclose(file);
-  if (failed) kr_usage_error("doctor", "cannot read the log %s", path);
-  return failed ? NULL : text;
+  if (fd >= 0) close(fd);
+  return fd >= 0 ? text : NULL;
 }
 
 static int show(const char *text, krait_report **report, int status) {
-  int failed = fputs(text, stdout) == EOF || fflush(stdout) == EOF;
+  fputs(text, stdout); /* main tells whether it arrived */
   krait_report_close(report);
-  return failed ? EXIT_INTERNAL : status;
+  return status;
 }
 
 static int fail(int32_t status) {
@@ -52,20 +75,26 @@ static int explain(const doctor_args *args) {
 static int list(const doctor_args *args) {
   krait_report *report;
   const char *text;
-  int32_t status = krait_doctor_list(args->list, &report, &text);
+  int32_t status = args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
   return status < 0 ? fail(status) : show(text, &report, 0);
 }
 
 static int diagnose(doctor_args *args) {
   krait_report *report;
   if (args->log && !(args->options.log = read_log(args->log, &args->options.log_bytes))) return 3;
+  args->options.log_name = args->log && strcmp(args->log, "-") != 0 ? args->log : NULL;
   args->options.all = args->all;
   args->options.deep = args->deep;
   int32_t status = krait_doctor_run(&args->options, &report);
   if (status < 0) return fail(status);
   int code = krait_report_exit(report, args->strict);
-  const char *text = args->json ? krait_report_json(report, args->strict) : args->plan ? krait_report_plan(report) : krait_report_text(report, !args->no_color && isatty(1), args->strict);
-  code = show(*text ? text : "the report could not be made\n", &report, code);
+  const char *text = args->json ? krait_report_json(report, args->strict) : args->plan ? krait_report_plan(report) : args->issue ? krait_report_issue(report) : krait_report_text(report, !args->no_color && isatty(1), args->strict);
+  if (!*text) {
+    krait_report_close(&report);
+    kr_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
+    return EXIT_INTERNAL;
+  }
+  code = show(text, &report, code);
   if (args->json) putchar('\n');
   return code;
 }
@@ -77,8 +106,12 @@ int cmd_doctor(int argc, char **argv) {
       KR_TEXT("gpu", 0, "NAME|CC", &o->gpu, "judge for this GPU: \"RTX 5090\", 12.0 (default: this machine's)"),
       KR_TEXT("driver", 0, "VERSION", &o->driver, "judge for this driver: 570.86"),
       KR_TEXT("torch", 0, "VERSION", &o->torch, "judge for this torch: 2.8.0+cu128"),
+      KR_TEXT("machine", 0, "NAME", &o->machine, "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
+      KR_TEXT("python", 0, "VERSION", &o->python, "judge for this Python: 3.11"),
+      KR_TEXT("glibc", 0, "VERSION", &o->glibc, "judge for this C library: 2.35"),
       KR_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
       KR_SWITCH("fix-plan", 0, &args.plan, "print only the commands that mend it, in order"),
+      KR_SWITCH("issue", 0, &args.issue, "print a summary for a bug report, without paths and user names"),
       KR_SWITCH("json", 0, &args.json, "print the report as docs/doctor.schema.json has it"),
       KR_SWITCH("all", 0, &args.all, "show also what is fine or suppressed"),
       KR_SWITCH("deep", 0, &args.deep, "search other sections for GPU code, check every hash"),

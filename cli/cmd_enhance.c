@@ -1,11 +1,11 @@
 /* cmd_enhance.c: krait enhance: which recordings go where, what the user sees meanwhile, and what is left after Ctrl-C. */
 #define _GNU_SOURCE
 #include <jansson.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <krait/model.h>
@@ -16,10 +16,12 @@
 #include "inputs.h"
 #include "interrupt.h"
 #include "progress.h"
+#include "say.h"
 
 typedef struct settings {
   const char *out, *plot, *reference;
-  int as_json;
+  int as_json, force, skip_existing;
+  double limit_db; /* negative: none */
   int64_t n_jobs;
   kr_run run;
   const char *precision;
@@ -35,31 +37,51 @@ static const char *short_name(const char *path) {
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
 static json_t *scores_json(const krait_scores *scores) {
+  return json_pack("{s:o, s:o, s:o}", "si_sdr_db", kr_json_real(scores->si_sdr_db), "segmental_snr_db", kr_json_real(scores->segmental_snr_db), "stoi", kr_json_real(scores->stoi));
+}
+
+/* object, or NULL with object freed when it could not take all. */
+static json_t *whole_or_null(json_t *object, int failed) {
+  if (!failed) return object;
+  json_decref(object);
+  return NULL;
+}
+
+static json_t *names_json(const kr_pair *pair, int with_output) {
   json_t *object = json_object();
-  const char *const names[] = {"si_sdr_db", "segmental_snr_db", "stoi"};
-  const double values[] = {scores->si_sdr_db, scores->segmental_snr_db, scores->stoi};
-  for (int i = 0; i < 3; i++) json_object_set_new(object, names[i], isfinite(values[i]) ? json_real(values[i]) : json_null());
+  int failed = kr_json_set_name(object, "input", pair->in);
+  if (with_output) failed |= kr_json_set_name(object, "output", pair->out);
+  return whole_or_null(object, failed);
+}
+
+static json_t *error_json(const kr_pair *pair, int32_t status, const char *error) {
+  json_t *object = names_json(pair, 0), *more = json_pack("{s:s, s:o}", "status", krait_status_name(status), "error", kr_json_text(error));
+  object = whole_or_null(object, json_object_update(object, more));
+  json_decref(more);
   return object;
 }
 
-static void print_json(json_t *object) {
-  json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
-  printf("\n");
-  json_decref(object);
+static json_t *skipped_json(const kr_pair *pair) {
+  json_t *object = names_json(pair, 1);
+  return whole_or_null(object, json_object_set_new(object, "skipped", json_true()));
 }
 
 static json_t *result_json(const kr_pair *pair, const krait_ctx *ctx, const krait_enhance_result *r) {
   char device[32] = "cpu", caps[256];
   if (krait_ctx_device(ctx) != KRAIT_DEVICE_CPU) snprintf(device, sizeof device, "cuda:%d", krait_ctx_device(ctx) - KRAIT_DEVICE_CUDA(0));
   krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
-  json_t *object = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f}", "input", pair->in, "output", pair->out, "device", device, "caps", caps,
-                             "threads", krait_ctx_n_threads(ctx), "sample_rate_hz", r->sample_rate_hz, "channels", r->n_channels, "samples",
-                             (json_int_t)r->n_samples, "audio_s", r->audio_s, "compute_s", r->compute_s, "total_s", r->total_s, "rtf", r->total_s / r->audio_s);
+  json_t *object = names_json(pair, 1);
+  json_t *more = json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:b}", "device", device, "caps", caps, "threads", krait_ctx_n_threads(ctx), "sample_rate_hz",
+                           r->sample_rate_hz, "channels", r->n_channels, "samples", (json_int_t)r->n_samples, "audio_s", r->audio_s, "compute_s", r->compute_s, "total_s", r->total_s,
+                           "rtf", r->total_s / r->audio_s, "replaced", pair->out_exists);
+  int failed = json_object_update(object, more);
+  json_decref(more);
+  if (*r->note) failed |= json_object_set_new(object, "note", kr_json_text(r->note));
   if (r->has_scores) {
-    json_object_set_new(object, "noisy", scores_json(&r->noisy));
-    json_object_set_new(object, "enhanced", scores_json(&r->enhanced));
+    failed |= json_object_set_new(object, "noisy", scores_json(&r->noisy));
+    failed |= json_object_set_new(object, "enhanced", scores_json(&r->enhanced));
   }
-  return object;
+  return whole_or_null(object, failed);
 }
 
 static void print_score(FILE *file, const char *name, const char *unit, int digits, double before, double after) {
@@ -67,10 +89,19 @@ static void print_score(FILE *file, const char *name, const char *unit, int digi
 }
 
 /* To standard error where standard output carries the sound. */
+static FILE *results_to(const kr_pair *pair) { return strcmp(pair->out, "-") == 0 ? kr_err() : stdout; }
+
+static void print_names(FILE *file, const kr_pair *pair) {
+  kr_print_clean(file, strcmp(pair->in, "-") == 0 ? "standard input" : pair->in);
+  fprintf(file, " -> ");
+  kr_print_clean(file, strcmp(pair->out, "-") == 0 ? "standard output" : pair->out);
+}
+
 static void print_result(const kr_pair *pair, const krait_enhance_result *r) {
-  FILE *file = strcmp(pair->out, "-") == 0 ? stderr : stdout;
-  fprintf(file, "%s -> %s: %.2f s of audio in %.2f s (RTF %.3f)\n", strcmp(pair->in, "-") == 0 ? "standard input" : pair->in,
-          file == stderr ? "standard output" : pair->out, r->audio_s, r->total_s, r->total_s / r->audio_s);
+  FILE *file = results_to(pair);
+  print_names(file, pair);
+  fprintf(file, ": %.2f s of audio in %.2f s (RTF %.3f)%s\n", r->audio_s, r->total_s, r->total_s / r->audio_s, pair->out_exists ? ", in place of the one that was there" : "");
+  if (*r->note) fprintf(file, "  %s\n", r->note);
   if (!r->has_scores) return;
   print_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
   print_score(file, "segmental SNR", " dB", 2, r->noisy.segmental_snr_db, r->enhanced.segmental_snr_db);
@@ -92,7 +123,8 @@ typedef struct batch {
   krait_session *sessions[KR_CREW_MOST];
   const kr_pairs *pairs;
   outcome *outcomes;
-  int n_failed;
+  int n_failed, n_untold; /* n_untold: results that could not be printed */
+  double audio_s;
 } batch;
 
 /* Of several recordings the first that is not done. */
@@ -112,9 +144,11 @@ static void enhance_one(void *user, kr_crew *crew, int worker, int piece) {
   const kr_pair *pair = &b->pairs->pairs[piece];
   outcome *o = &b->outcomes[piece];
   watched w = {.crew = crew, .piece = piece};
+  if (pair->is_skipped) return;
   kr_progress_begin(&w.progress, short_name(pair->in), &o->result.audio_s);
-  const krait_enhance_options options = {.size = sizeof options, .in_path = pair->in, .out_path = pair->out, .plot_path = b->s->plot,
-                                         .reference_path = b->s->reference, .progress = show, .user = &w};
+  const int replaces = b->s->force || (b->pairs->is_default && pair->out_exists);
+  const krait_enhance_options options = {.size = sizeof options, .flags = replaces ? 0 : KRAIT_ENHANCE_KEEP, .in_path = pair->in, .out_path = pair->out, .plot_path = b->s->plot,
+                                         .reference_path = b->s->reference, .progress = show, .user = &w, .has_limit = b->s->limit_db >= 0, .limit_db = b->s->limit_db};
   o->result.size = sizeof o->result;
   o->status = b->sessions[worker] ? KRAIT_OK : krait_session_open(b->model, &b->sessions[worker]);
   if (o->status == KRAIT_OK) o->status = krait_enhance_file(b->sessions[worker], &options, &o->result);
@@ -129,24 +163,44 @@ static void tell(void *user, int piece) {
   kr_progress_end();
   if (o->status < 0) {
     b->n_failed++;
-    if (b->s->as_json) print_json(json_pack("{s:s, s:s, s:s}", "input", pair->in, "status", krait_status_name(o->status), "error", error));
+    if (b->s->as_json) b->n_untold += kr_print_json("enhance", error_json(pair, o->status, error), JSON_COMPACT);
     kr_report_detail("enhance", o->status, error);
+  } else if (pair->is_skipped) {
+    if (b->s->as_json) b->n_untold += kr_print_json("enhance", skipped_json(pair), JSON_COMPACT);
   } else if (b->s->as_json) {
-    print_json(result_json(pair, b->ctx, &o->result));
+    b->n_untold += kr_print_json("enhance", result_json(pair, b->ctx, &o->result), JSON_COMPACT | JSON_REAL_PRECISION(9));
   } else {
     print_result(pair, &o->result);
   }
+  if (o->status == KRAIT_OK) b->audio_s += o->result.audio_s;
   fflush(stdout);
+}
+
+static double now_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One line at the end of several recordings. */
+static void print_summary(const batch *b, double seconds) {
+  const int n_done = b->pairs->n - b->pairs->n_skipped - b->n_failed;
+  if (b->pairs->n < 2 || b->s->as_json || kr_is_stopped()) return;
+  printf("%d of %d recordings done: %.2f s of audio in %.2f s", n_done, b->pairs->n, b->audio_s, seconds);
+  if (b->pairs->n_skipped) printf(", %d skipped because their output exists", b->pairs->n_skipped);
+  printf(", %d failed\n", b->n_failed);
 }
 
 static int enhance_pairs(batch *b) {
   const kr_crew_work work = {.n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell};
+  const double start_s = now_s();
   b->outcomes = calloc((size_t)b->pairs->n, sizeof *b->outcomes);
-  if (!b->outcomes || kr_crew_run(&work) != 0) b->n_failed += kr_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
+  if (!b->outcomes || kr_crew_run(&work) != 0) b->n_untold += kr_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
+  else print_summary(b, now_s() - start_s);
   for (int i = 0; i < KR_CREW_MOST; i++) krait_session_close(&b->sessions[i]);
   for (int i = 0; b->outcomes && i < b->pairs->n; i++) free(b->outcomes[i].error);
   free(b->outcomes);
-  return b->n_failed > 0;
+  return b->n_failed > 0 || b->n_untold > 0;
 }
 
 /* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/SPEED.md,
@@ -154,7 +208,7 @@ static int enhance_pairs(batch *b) {
 static int is_worth_a_gpu(const kr_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;
   for (int i = 0; i < pairs->n && audio_s <= n_threads; i++)
-    if (krait_audio_length(pairs->pairs[i].in, &one_s) == KRAIT_OK) audio_s += one_s;
+    if (!pairs->pairs[i].is_skipped && krait_audio_length(pairs->pairs[i].in, &one_s) == KRAIT_OK) audio_s += one_s;
   return audio_s > n_threads;
 }
 
@@ -181,29 +235,47 @@ static int enhance_all(const settings *s, const kr_pairs *pairs) {
   exit_status = status < 0 ? kr_report("enhance", status) + 1 : enhance_pairs(&b);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
-  if (fflush(stdout) != 0 || ferror(stdout)) exit_status = 1;
   return exit_status;
 }
 
 static int check_settings(const settings *s, const kr_pairs *pairs) {
-  const char *out = pairs->pairs[0].out;
-  const int to_stdout = strcmp(out, "-") == 0;
+  const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
   if (pairs->n > 1 && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : "reference", pairs->n);
-  if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
-  if (s->plot && strcmp(s->plot, "-") == 0) return kr_usage_error("enhance", "--plot needs the name of a PNG file");
-  if ((s->reference && strcmp(out, s->reference) == 0) || (s->plot && strcmp(out, s->plot) == 0))
-    return kr_usage_error("enhance", "%s is named twice; choose another -o", out);
   if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
   if (to_stdout && isatty(STDOUT_FILENO)) return kr_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
   if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO)) return kr_usage_error("enhance", "standard input is a terminal; name a file");
   return -1;
 }
 
+/* What can be said before any file is looked at. */
+static int check_options(const settings *s) {
+  struct stat info;
+  if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
+  if (s->reference && stat(s->reference, &info) == 0 && !S_ISREG(info.st_mode)) return kr_usage_error("enhance", "--reference %s is not a regular file", s->reference);
+  if (s->plot && strcmp(s->plot, "-") == 0) return kr_usage_error("enhance", "--plot needs the name of a PNG file");
+  if (s->force && s->skip_existing) return kr_usage_error("enhance", "-f replaces what exists, --skip-existing leaves it; give one");
+  return -1;
+}
+
+static int run(const settings *s, char **operands, int n_operands) {
+  const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference};
+  const kr_outputs_rule rule = {.verb = "enhance", .read_too = read_too, .n_read_too = KR_N(read_too), .write_too = s->plot, .force = s->force, .skip_existing = s->skip_existing};
+  kr_pairs pairs = {0};
+  int exit_status = kr_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
+  if (exit_status < 0) exit_status = check_settings(s, &pairs);
+  if (exit_status < 0) exit_status = enhance_all(s, &pairs);
+  kr_pairs_free(&pairs);
+  return exit_status;
+}
+
 int cmd_enhance(int argc, char **argv) {
   int first;
-  settings s = {.n_jobs = 1, .model.size = sizeof s.model};
+  settings s = {.n_jobs = 1, .limit_db = -1, .model.size = sizeof s.model};
   const kr_option options[] = {
       KR_TEXT("output", 'o', "FILE|DIR", &s.out, "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT beside each input"),
+      KR_SWITCH("force", 'f', &s.force, "replace outputs that exist. Without it only NAME.enhanced.EXT of an earlier run is replaced"),
+      KR_SWITCH("skip-existing", 0, &s.skip_existing, "leave out recordings whose output exists: goes on where an earlier run ended"),
+      KR_REAL("limit", 0, "DB", &s.limit_db, 0, 1000, "attenuate nothing by more than DB decibels: 6 to 20 leave some of the room, 0 changes nothing"),
       KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "weights (.safetensors, .th, .pt); default: those inside the program"),
       KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
       KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
@@ -215,18 +287,16 @@ int cmd_enhance(int argc, char **argv) {
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"enhance", "IN... [-o FILE|DIR]",
-                        "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel count that libsndfile reads, a folder of "
-                        "them, or '-' for standard input. The output keeps rate, length, channels and format. By default a GPU is taken where there is one and more than a "
+                        "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel count that libsndfile reads (with FFmpeg's libavfilter "
+                        "installed also m4a, webm and films), a folder (with its subfolders) of them, or '-' for standard input. The output keeps rate, length, channels and, where it "
+                        "can be written, format. By default a GPU is taken where there is one and more than a "
                         "second of sound for each thread of the CPU; less is done sooner on the CPU.",
                         options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("enhance", s.precision, &s.model.precision);
+  if (exit_status < 0) exit_status = check_options(&s);
   if (exit_status >= 0) return exit_status;
+  kr_hush_libraries();
   kr_catch_signals(verb.name);
-  kr_pairs pairs = {0};
-  exit_status = kr_pairs_plan("enhance", argv + first, argc - first, s.out, &pairs);
-  if (exit_status < 0) exit_status = check_settings(&s, &pairs);
-  if (exit_status < 0) exit_status = enhance_all(&s, &pairs);
-  kr_pairs_free(&pairs);
-  return exit_status;
+  return run(&s, argv + first, argc - first);
 }

@@ -9,32 +9,41 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 /* ---- the program ------------------------------------------------------------------------------------------------ */
 
+/* jansson's functions take NULL and give NULL back, so that what lacks memory anywhere ends as a failure here. */
+static json_t *whole_or_null(json_t *json, int failed) {
+  if (!failed) return json;
+  json_decref(json);
+  return NULL;
+}
+
 static json_t *rows_json(int32_t op, uint64_t caps) {
   json_t *rows = json_array();
+  int failed = 0;
   for (int32_t row = 0; row < krait_op_n_rows(op); row++) {
     uint64_t needs = krait_op_row_needs(op, row);
     char text[256];
     krait_caps_format(needs, text, sizeof text);
-    json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable",
-                                          (needs & caps) == needs));
+    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable", (needs & caps) == needs));
   }
-  return rows;
+  return whole_or_null(rows, failed);
 }
 
 /* What rows may use on this machine: the CPU, and the GPU that a context would take. */
-static uint64_t machine_caps(void) {
+static int32_t machine_caps(uint64_t *caps) {
   krait_ctx *ctx = NULL;
-  uint64_t caps = krait_cpu_caps();
-  if (krait_ctx_open(NULL, &ctx) == KRAIT_OK) caps |= krait_ctx_caps(ctx);
+  *caps = krait_cpu_caps();
+  const int32_t status = krait_ctx_open(NULL, &ctx);
+  if (status == KRAIT_OK) *caps |= krait_ctx_caps(ctx);
   krait_ctx_close(&ctx);
-  return caps;
+  return status == KRAIT_ERR_NO_MEMORY ? status : KRAIT_OK;
 }
 
-static void count_module(json_t *counts, const char *key) {
-  json_object_set_new(counts, key, json_integer(json_integer_value(json_object_get(counts, key)) + 1));
+static int count_module(json_t *counts, const char *key) {
+  return json_object_set_new(counts, key, json_integer(json_integer_value(json_object_get(counts, key)) + 1));
 }
 
 /* How many modules this build holds as PTX for each tier, and as machine code for each compute capability. */
@@ -43,23 +52,28 @@ static json_t *device_code_json(void) {
   const char *module, *tier, *text;
   int32_t capability;
   json_t *ptx = json_object(), *machine = json_object();
-  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++) json_object_set_new(ptx, tiers[i], json_integer(0));
-  for (int32_t i = 0; krait_embedded_ptx(i, &module, &tier, &text) == KRAIT_OK; i++) count_module(ptx, tier);
+  int failed = 0;
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++) failed |= json_object_set_new(ptx, tiers[i], json_integer(0));
+  int32_t status = KRAIT_OK;
+  for (int32_t i = 0; (status = krait_embedded_ptx(i, &module, &tier, &text)) == KRAIT_OK; i++) failed |= count_module(ptx, tier);
+  failed |= status == KRAIT_ERR_NO_MEMORY;
   for (int32_t i = 0; krait_embedded_cubin(i, &module, &tier, &capability) == KRAIT_OK; i++) {
     char name[16];
     snprintf(name, sizeof name, "%d.%d", capability / 10, capability % 10);
-    count_module(machine, name);
+    failed |= count_module(machine, name);
   }
-  return json_pack("{s:o, s:o}", "ptx", ptx, "machine_code", machine);
+  return whole_or_null(json_pack("{s:o, s:o}", "ptx", ptx, "machine_code", machine), failed);
 }
 
 static json_t *program_json(void) {
   char text[256];
-  const uint64_t caps = machine_caps();
+  uint64_t caps;
+  if (machine_caps(&caps) < 0) return NULL;
   krait_caps_format(caps, text, sizeof text);
   json_t *ops = json_object();
-  for (int32_t op = 0; op < krait_n_ops(); op++) json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
-  return json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code", device_code_json(), "ops", ops);
+  int failed = 0;
+  for (int32_t op = 0; op < krait_n_ops(); op++) failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
+  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code", device_code_json(), "ops", ops), failed);
 }
 
 static void print_device_code(const json_t *code) {
@@ -77,7 +91,7 @@ static void print_device_code(const json_t *code) {
   printf("\n");
 }
 
-static void print_program(const json_t *info) {
+static int print_program(const json_t *info) {
   const char *name;
   json_t *rows, *row;
   size_t i;
@@ -90,6 +104,7 @@ static void print_program(const json_t *info) {
                                             json_string_value(json_object_get(row, "name")));
     printf("\n");
   }
+  return 0;
 }
 
 /* Each embedded PTX text as FOLDER/MODULE.TIER.ptx. Returns the exit status. */
@@ -97,35 +112,40 @@ static int dump_ptx(const char *folder) {
   const char *module, *tier, *text;
   char path[4096];
   int n = 0;
-  for (; krait_embedded_ptx(n, &module, &tier, &text) == KRAIT_OK; n++) {
+  int32_t status;
+  for (; (status = krait_embedded_ptx(n, &module, &tier, &text)) == KRAIT_OK; n++) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     FILE *file = length < (int)sizeof path ? fopen(path, "w") : NULL;
     int failed = !file || fputs(text, file) < 0;
     if (file && fclose(file) != 0) failed = 1;
     if (!failed) continue;
-    fprintf(stderr, "krait info: %s: %s\n", path, length < (int)sizeof path ? strerror(errno) : "the name is too long");
+    fprintf(kr_err(), "krait info: %s: %s\n", kr_clean(path), length < (int)sizeof path ? strerror(errno) : "the name is too long");
     return 1;
   }
-  printf("%d texts of device code written to %s\n", n, folder);
-  return fflush(stdout) != 0;
+  if (status == KRAIT_ERR_NO_MEMORY) return kr_report("info", status);
+  printf("%d texts of device code written to ", n);
+  kr_print_clean(stdout, folder);
+  printf("\n");
+  return 0;
 }
 
 /* ---- a file ----------------------------------------------------------------------------------------------------- */
 
 /* Text from the file, padded to width; control characters must not reach the terminal. */
 static void print_text(const char *text, int width) {
-  int n = 0;
-  for (; text[n]; n++) putchar((unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n]);
+  const int n = (int)strlen(text);
+  kr_print_clean(stdout, text);
   printf("%*s", n < width ? width - n : 0, "");
 }
 
-static void print_pairs(const char *title, const json_t *pairs) {
+static int print_pairs(const char *title, const json_t *pairs) {
   const char *key;
   json_t *value;
-  if (json_object_size(pairs) == 0) return;
+  if (json_object_size(pairs) == 0) return 0;
   printf("\n%s:\n", title);
   json_object_foreach((json_t *)pairs, key, value) {
     char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+    if (!text && !json_is_string(value)) return 1;
     printf("  ");
     print_text(key, 24);
     printf(" ");
@@ -133,6 +153,7 @@ static void print_pairs(const char *title, const json_t *pairs) {
     printf("\n");
     free(text);
   }
+  return 0;
 }
 
 static void print_tensor(const json_t *tensor) {
@@ -145,25 +166,19 @@ static void print_tensor(const json_t *tensor) {
   printf(")\n");
 }
 
-static void print_file(const json_t *info) {
+static int print_file(const json_t *info) {
   const json_t *tensors = json_object_get(info, "tensors");
   const char *model = json_string_value(json_object_get(info, "model"));
   printf("format: %s\nmodel: ", json_string_value(json_object_get(info, "format")));
   print_text(model ? model : "not stated", 0);
   printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
-  print_pairs("configuration", json_object_get(info, "config"));
-  print_pairs("metadata", json_object_get(info, "metadata"));
+  if (print_pairs("configuration", json_object_get(info, "config")) || print_pairs("metadata", json_object_get(info, "metadata"))) return 1;
   printf("\ntensors:\n");
   for (size_t i = 0; i < json_array_size(tensors); i++) print_tensor(json_array_get(tensors, i));
+  return 0;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- */
-
-static int show(const json_t *info, int as_json, void (*print)(const json_t *)) {
-  if (!as_json) print(info);
-  else if (json_dumpf(info, stdout, JSON_INDENT(2)) != 0 || putchar('\n') == EOF) return 1;
-  return fflush(stdout) != 0 || ferror(stdout);
-}
 
 int cmd_info(int argc, char **argv) {
   int as_json = 0, first;
@@ -183,8 +198,8 @@ int cmd_info(int argc, char **argv) {
   if (status < 0) return kr_report(verb.name, status);
   json_t *info = text ? json_loads(text, 0, NULL) : program_json();
   krait_text_free(&text);
-  int failed = !info || show(info, as_json, first < argc ? print_file : print_program);
+  if (as_json) return kr_print_json(verb.name, info, JSON_INDENT(2));
+  const int failed = !info || (first < argc ? print_file : print_program)(info);
   json_decref(info);
-  if (failed) fprintf(stderr, "krait info: cannot print: out of memory, or standard output is closed\n");
-  return failed;
+  return failed ? kr_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
 }

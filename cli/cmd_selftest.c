@@ -4,10 +4,11 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 typedef struct outcome {
   int as_json;
-  int64_t n_lines, n_runs, n_failures;
+  int64_t n_lines, n_runs, n_failures, n_lost; /* n_lost: lines for which JSON had no memory */
   json_t *lines;
 } outcome;
 
@@ -17,8 +18,8 @@ static void take_line(void *user, const krait_selftest_line *line) {
   o->n_runs += line->n_runs;
   o->n_failures += line->n_failures;
   if (o->as_json) {
-    json_array_append_new(o->lines, json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:s}", "op", line->op, "row", line->row, "runs", (json_int_t)line->n_runs,
-                                              "refused", (json_int_t)line->n_refused, "failures", (json_int_t)line->n_failures, "worst", line->worst, "first_failure", line->first_failure));
+    o->n_lost += json_array_append_new(o->lines, json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "op", line->op, "row", line->row, "runs", (json_int_t)line->n_runs,
+                                              "refused", (json_int_t)line->n_refused, "failures", (json_int_t)line->n_failures, "worst", kr_json_real(line->worst), "first_failure", kr_json_text(line->first_failure))) != 0;
     return;
   }
   printf("%-28s %-14s %6lld runs %6lld refused  worst %5.2f of the bound  %s\n", line->op, line->row, (long long)line->n_runs, (long long)line->n_refused, line->worst, line->n_failures ? "WRONG" : "ok");
@@ -42,9 +43,11 @@ int cmd_selftest(int argc, char **argv) {
   if ((exit_status = kr_mask_parse("selftest", NULL, tier, &mask)) >= 0) return exit_status;
   o.lines = json_array();
   int32_t status = krait_selftest_with(device, mask, n_cases, (uint64_t)seed, take_line, &o);
-  json_t *report = json_pack("{s:s, s:o, s:b, s:s}", "version", krait_version(), "rows", o.lines, "ok", status >= 0 && o.n_failures == 0, "error", status < 0 ? krait_error_detail() : "");
-  if (o.as_json) json_dumpf(report, stdout, JSON_INDENT(2)), printf("\n");
-  json_decref(report);
+  json_t *report = json_pack("{s:s, s:o, s:b, s:o}", "version", krait_version(), "rows", o.lines, "ok", status >= 0 && o.n_failures == 0, "error",
+                             kr_json_text(status < 0 ? krait_error_detail() : ""));
+  if (o.n_lost > 0) json_decref(report), report = NULL;
+  if (o.as_json && kr_print_json("selftest", report, JSON_INDENT(2)) != 0) return 1;
+  if (!o.as_json) json_decref(report);
   if (status < 0) return kr_report("selftest", status);
   if (!o.as_json) printf("%s: %lld rows, %lld runs, %lld failures\n", o.n_failures ? "WRONG NUMBERS" : "all right", (long long)o.n_lines, (long long)o.n_runs, (long long)o.n_failures);
   return o.n_failures ? 1 : 0;

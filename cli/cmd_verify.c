@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 enum { MAX_ROWS = 16 };
 
@@ -20,23 +21,29 @@ typedef struct settings {
 /* NaN is not within anything. */
 static int is_within(const settings *s, const krait_verify_row *row) { return row->rel_l2 <= s->rtol && row->max_abs <= s->atol; }
 
+static void print_table(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
+  printf("%-8s %14s %14s\n", "output", "rel. L2 error", "max |error|");
+  for (int32_t i = 0; i < n; i++) printf("%-8s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, is_within(s, &rows[i]) ? "" : "   too large");
+  printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
+}
+
+static json_t *rows_json(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
+  json_t *list = json_array();
+  int failed = 0;
+  for (int32_t i = 0; i < n; i++)
+    failed |= json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:b}", "name", rows[i].name, "rel_l2", kr_json_real(rows[i].rel_l2), "max_abs", kr_json_real(rows[i].max_abs), "within",
+                                                    is_within(s, &rows[i])));
+  json_t *report = json_pack("{s:b, s:f, s:f, s:o}", "within", all, "rtol", s->rtol, "atol", s->atol, "outputs", list);
+  if (!failed) return report;
+  json_decref(report);
+  return NULL;
+}
+
 static int print_rows(const settings *s, const krait_verify_row *rows, int32_t n) {
   int all = 1;
-  json_t *list = json_array();
-  if (!s->as_json) printf("%-8s %14s %14s\n", "output", "rel. L2 error", "max |error|");
-  for (int32_t i = 0; i < n; i++) {
-    const int within = is_within(s, &rows[i]);
-    all &= within;
-    if (!s->as_json) printf("%-8s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, within ? "" : "   too large");
-    json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:b}", "name", rows[i].name, "rel_l2", rows[i].rel_l2, "max_abs", rows[i].max_abs, "within", within));
-  }
-  if (!s->as_json) printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
-  json_t *report = json_pack("{s:b, s:f, s:f, s:o}", "within", all, "rtol", s->rtol, "atol", s->atol, "outputs", list);
-  if (s->as_json) {
-    json_dumpf(report, stdout, JSON_INDENT(2));
-    printf("\n");
-  }
-  json_decref(report);
+  for (int32_t i = 0; i < n; i++) all &= is_within(s, &rows[i]);
+  if (!s->as_json) print_table(s, rows, n, all);
+  else if (kr_print_json("verify", rows_json(s, rows, n, all), JSON_INDENT(2)) != 0) return 2;
   return all ? 0 : 1;
 }
 

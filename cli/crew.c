@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+enum { STACK_BYTES = 2 << 20 };
+
 struct kr_crew {
   const kr_crew_work *work;
   pthread_mutex_t lock;
@@ -47,10 +49,13 @@ int kr_crew_run(const kr_crew_work *work) {
   member members[KR_CREW_MOST] = {{&crew, 0, 0}};
   if (!crew.is_done) return -1;
   int n = 1;
+  pthread_attr_t attributes;
+  const int has_attributes = pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
   for (; n < wanted; n++) {
     members[n] = (member){&crew, n, 0};
-    if (pthread_create(&members[n].thread, NULL, run_member, &members[n]) != 0) break; /* fewer do it too */
+    if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0) break; /* fewer do it too */
   }
+  if (has_attributes) pthread_attr_destroy(&attributes);
   run_member(&members[0]);
   for (int i = 1; i < n; i++) pthread_join(members[i].thread, NULL);
   free(crew.is_done);

@@ -1,18 +1,27 @@
-/* inputs.c: which recordings an operand stands for and where each result goes. Names only; nothing is opened. */
+/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the recordings only headers are read, and
+ * only where the name leaves open what can be written. */
 #define _GNU_SOURCE
 #include "inputs.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <krait/model.h>
 
 #include "args.h"
 
-static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "aifc", "au", "snd", "caf", "w64", "rf64", "voc", "sph"};
+enum { MAX_DEPTH = 64 };
+static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc", "au", "snd", "caf", "w64", "rf64", "voc", "sph", "gsm",
+                                         "m4a", "mp4", "aac", "webm", "mkv", "mka", "mov", "avi", "wma", "amr"};
+/* What every recording of this extension can be written as. */
+static const char *const sure[] = {"wav", "flac", "aif", "aiff", "au", "snd", "caf", "w64", "rf64"};
 static const char mark[] = ".enhanced.";
 
 static int is_folder(const char *path) {
@@ -20,126 +29,307 @@ static int is_folder(const char *path) {
   return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+static int is_file(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 static const char *base_name(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
 
+static int has_extension(const char *name, const char *const *list, int n) {
+  const char *dot = strrchr(base_name(name), '.');
+  for (int i = 0; dot && i < n; i++)
+    if (strcasecmp(dot + 1, list[i]) == 0) return 1;
+  return 0;
+}
+
 static char *join(const char *folder, const char *name) {
   char *path = NULL;
   const size_t n = strlen(folder);
-  return asprintf(&path, "%s%s%s", folder, n > 0 && folder[n - 1] == '/' ? "" : "/", name) < 0 ? NULL : path;
+  return asprintf(&path, "%s%s%s", folder, n > 0 && folder[n - 1] != '/' ? "/" : "", name) < 0 ? NULL : path;
 }
 
-/* a/b.wav -> a/b.enhanced.wav */
-static char *beside(const char *in) {
+/* a/b.wav, ".enhanced", NULL -> a/b.enhanced.wav; a/b.mp2, "", "wav" -> a/b.wav */
+static char *renamed(const char *in, const char *middle, const char *extension) {
   char *path = NULL;
   const char *name = base_name(in), *dot = strrchr(name, '.');
-  const int n = dot && dot != name ? (int)(dot - in) : (int)strlen(in);
-  return asprintf(&path, "%.*s%s%s", n, in, dot && dot != name ? ".enhanced" : mark, dot && dot != name ? dot : "wav") < 0 ? NULL : path;
+  const int has_dot = dot && dot != name, n = has_dot ? (int)(dot - in) : (int)strlen(in);
+  const char *last = extension && *extension ? extension : has_dot ? dot + 1 : "wav";
+  return asprintf(&path, "%.*s%s.%s", n, in, middle, last) < 0 ? NULL : path;
 }
 
-static int add(kr_pairs *pairs, char *in) {
-  kr_pair *grown = in ? realloc(pairs->pairs, (size_t)(pairs->n + 1) * sizeof *grown) : NULL;
-  if (!grown) {
+static int no_memory(const char *verb) { return kr_usage_error(verb, "out of memory"); }
+
+/* ---- what is read ---- */
+/* Takes both strings, also when it fails. */
+static int add(kr_pairs *pairs, char *in, char *inside) {
+  if (in && pairs->n == pairs->capacity) {
+    const int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
+    kr_pair *grown = realloc(pairs->pairs, (size_t)capacity * sizeof *grown);
+    if (grown) pairs->pairs = grown, pairs->capacity = capacity;
+  }
+  if (!in || pairs->n == pairs->capacity) {
     free(in);
+    free(inside);
     return -1;
   }
-  pairs->pairs = grown;
-  pairs->pairs[pairs->n++] = (kr_pair){.in = in};
+  pairs->pairs[pairs->n++] = (kr_pair){.in = in, .inside = inside};
   return 0;
 }
 
-/* Audio files by their extension, without results of earlier runs. */
-static int is_recording(const struct dirent *entry) {
-  const char *dot = strrchr(entry->d_name, '.');
-  if (!dot || entry->d_name[0] == '.' || strstr(entry->d_name, mark)) return 0;
-  for (int i = 0; i < KR_N(extensions); i++)
-    if (strcasecmp(dot + 1, extensions[i]) == 0) return 1;
-  return 0;
+typedef struct walk {
+  const char *verb;
+  kr_pairs *pairs;
+  struct stat out; /* the folder of the outputs, where there is one: earlier results are no recordings */
+  int has_out;
+} walk;
+
+/* Everything but hidden files and results of earlier runs; what it is shows later. */
+static int is_visible(const struct dirent *entry) { return entry->d_name[0] != '.' && !strstr(entry->d_name, mark); }
+
+static int walk_folder(walk *w, const char *folder, const char *inside, int depth);
+
+/* Links to folders are not followed: they may lead back. */
+static int walk_entry(walk *w, const char *folder, const char *inside, const char *name, int depth) {
+  struct stat info;
+  char *path = join(folder, name), *below = *inside ? join(inside, name) : strdup(name);
+  if (!path || !below || lstat(path, &info) != 0) {
+    const int status = path && below ? -1 : no_memory(w->verb); /* gone meanwhile */
+    free(path);
+    free(below);
+    return status;
+  }
+  const int is_own = w->has_out && info.st_dev == w->out.st_dev && info.st_ino == w->out.st_ino;
+  int status = -1;
+  if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, KR_N(extensions))) return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
+  if (S_ISDIR(info.st_mode) && !is_own) status = walk_folder(w, path, below, depth + 1);
+  free(path);
+  free(below);
+  return status;
 }
 
-static int add_folder(const char *verb, const char *folder, kr_pairs *pairs) {
+static int walk_folder(walk *w, const char *folder, const char *inside, int depth) {
   struct dirent **entries = NULL;
-  const int n = scandir(folder, &entries, is_recording, alphasort);
-  int failed = 0;
+  if (depth > MAX_DEPTH) return kr_usage_error(w->verb, "%s lies more than %d folders deep", folder, MAX_DEPTH);
+  const int n = scandir(folder, &entries, is_visible, alphasort);
+  if (n < 0) return kr_usage_error(w->verb, "cannot read the folder %s: %s", folder, strerror(errno));
+  int status = -1;
   for (int i = 0; i < n; i++) {
-    char *path = join(folder, entries[i]->d_name);
-    if (path && is_folder(path)) free(path);
-    else failed |= add(pairs, path);
+    if (status < 0) status = walk_entry(w, folder, inside, entries[i]->d_name, depth);
     free(entries[i]);
   }
   free(entries);
-  if (n < 0) return kr_usage_error(verb, "cannot read the folder %s: %s", folder, strerror(errno));
-  if (failed) return kr_usage_error(verb, "out of memory");
-  return -1;
+  return status;
 }
 
-static int list_inputs(const char *verb, char **operands, int n_operands, kr_pairs *pairs) {
+static int list_inputs(const char *verb, char **operands, int n_operands, const char *out, kr_pairs *pairs) {
+  walk w = {.verb = verb, .pairs = pairs};
+  w.has_out = out && stat(out, &w.out) == 0;
   for (int i = 0; i < n_operands; i++) {
     const int before = pairs->n;
     if (strcmp(operands[i], "-") == 0 && n_operands > 1) return kr_usage_error(verb, "'-' must be the only input");
-    const int status = is_folder(operands[i]) ? add_folder(verb, operands[i], pairs) : add(pairs, strdup(operands[i])) - 1;
-    if (status != -1) return status >= 0 ? status : kr_usage_error(verb, "out of memory");
+    const int status = is_folder(operands[i]) ? walk_folder(&w, operands[i], "", 0) : add(pairs, strdup(operands[i]), NULL) == 0 ? -1 : no_memory(verb);
+    if (status >= 0) return status;
     if (pairs->n == before) return kr_usage_error(verb, "no audio files in the folder %s", operands[i]);
   }
   return -1;
 }
 
-static int names_folder(const char *out, int several) {
-  const size_t n = strlen(out);
-  return is_folder(out) || (n > 0 && out[n - 1] == '/') || several;
+/* ---- what is written ---- */
+/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its own. */
+static void other_extension(const char *in, char *extension, size_t bytes) {
+  *extension = 0;
+  if (!has_extension(in, sure, KR_N(sure)) && is_file(in)) krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
+}
+
+static char *name_output(const kr_pair *p, const char *out, int to_folder) {
+  char extension[16];
+  if (!out && strcmp(p->in, "-") == 0) return strdup("-");
+  if (out && !to_folder) return strdup(out);
+  other_extension(p->in, extension, sizeof extension);
+  if (!out) return renamed(p->in, ".enhanced", extension);
+  char *path = join(out, p->inside ? p->inside : base_name(p->in));
+  if (!path || !*extension) return path;
+  char *other = renamed(path, "", extension);
+  free(path);
+  return other;
 }
 
 static int name_outputs(const char *verb, const char *out, int several, kr_pairs *pairs) {
-  const int to_folder = out && strcmp(out, "-") != 0 && names_folder(out, several);
-  if (out && strcmp(out, "-") == 0 && several) return kr_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
+  const size_t n = out ? strlen(out) : 0;
+  const int is_stdout = out && strcmp(out, "-") == 0;
+  const int to_folder = out && !is_stdout && (several || is_folder(out) || (n > 0 && out[n - 1] == '/'));
+  struct stat info;
+  if (is_stdout && several) return kr_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
   if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0) return kr_usage_error(verb, "standard input has no name; use -o FILE");
-  if (to_folder && mkdir(out, 0777) != 0 && errno != EEXIST) return kr_usage_error(verb, "cannot create the folder %s: %s", out, strerror(errno));
-  if (to_folder && !is_folder(out)) return kr_usage_error(verb, "several inputs need a folder, and %s is none", out);
-  for (int i = 0; i < pairs->n; i++) {
-    kr_pair *p = &pairs->pairs[i];
-    if (!out && strcmp(p->in, "-") == 0) p->out = strdup("-");
-    else p->out = !out ? beside(p->in) : to_folder ? join(out, base_name(p->in)) : strdup(out);
-    if (!p->out) return kr_usage_error(verb, "out of memory");
-  }
+  if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode)) return kr_usage_error(verb, "several inputs need a folder, and %s is none", out);
+  pairs->is_default = !out;
+  for (int i = 0; i < pairs->n; i++)
+    if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);
   return -1;
 }
 
-static int same_file(const char *a, const char *b) {
-  struct stat x, y;
-  return strcmp(a, b) == 0 || (stat(a, &x) == 0 && stat(b, &y) == 0 && S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+/* ---- whether it may ---- */
+/* A file, by what the system knows it by. place: its folder's real name and its own; NULL when out of memory. */
+typedef struct known {
+  dev_t device;
+  ino_t inode;
+  const char *name; /* as given */
+  const char *also; /* outputs: the input whose result it is, or NULL */
+  char *place;
+} known;
+
+typedef struct checklist {
+  known *read, *written;
+  int n_read, n_written;
+} checklist;
+
+/* The real path of what may not exist yet: of its nearest folder that does, and the rest. */
+static char *place_of(const char *path) {
+  char *real = realpath(path, NULL);
+  if (real) return real;
+  char *copy = strdup(path), *rest = strdup(base_name(path));
+  char *folder = copy && strchr(copy, '/') ? dirname(copy) : NULL;
+  char *above = !copy || !rest ? NULL : !folder ? realpath(".", NULL) : strcmp(folder, path) != 0 ? place_of(folder) : NULL;
+  real = above ? join(above, rest) : NULL;
+  free(above);
+  free(copy);
+  free(rest);
+  return real;
 }
 
-static int compare_outputs(const void *a, const void *b) { return strcmp((*(const kr_pair *const *)a)->out, (*(const kr_pair *const *)b)->out); }
+static void add_read(checklist *list, const char *name) {
+  struct stat info;
+  if (name && strcmp(name, "-") != 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode)) list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
+}
 
-static int check_clashes(const char *verb, const kr_pairs *pairs) {
-  const kr_pair **sorted = calloc(pairs->n > 0 ? (size_t)pairs->n : 1, sizeof *sorted);
-  int status = sorted ? -1 : kr_usage_error(verb, "out of memory");
-  for (int i = 0; i < pairs->n && status < 0; i++) {
-    sorted[i] = &pairs->pairs[i];
-    if (strcmp(sorted[i]->in, "-") != 0 && same_file(sorted[i]->in, sorted[i]->out))
-      status = kr_usage_error(verb, "%s would be overwritten by its own result; choose another -o", sorted[i]->in);
+/* What is no regular file (a pipe, /dev/null) may be written by anyone as often as they like. */
+static int add_written(checklist *list, const char *name, const char *also) {
+  struct stat info;
+  known *k = &list->written[list->n_written];
+  const int exists = name && strcmp(name, "-") != 0 && stat(name, &info) == 0;
+  if (!name || strcmp(name, "-") == 0 || (exists && !S_ISREG(info.st_mode))) return 0;
+  *k = (known){exists ? info.st_dev : 0, exists ? info.st_ino : 0, name, also, place_of(name)};
+  list->n_written++;
+  return k->place ? 0 : -1;
+}
+
+static int compare_files(const void *a, const void *b) {
+  const known *x = a, *y = b;
+  return x->device != y->device ? (x->device > y->device) - (x->device < y->device) : (x->inode > y->inode) - (x->inode < y->inode);
+}
+
+static int compare_places(const void *a, const void *b) { return strcmp(((const known *)a)->place, ((const known *)b)->place); }
+
+static int check_stdout(const kr_outputs_rule *rule, checklist *list) {
+  struct stat info;
+  if (fstat(STDOUT_FILENO, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
+  const known standard = {info.st_dev, info.st_ino, NULL, NULL, NULL};
+  const known *read = bsearch(&standard, list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
+  if (read) return kr_usage_error(rule->verb, "standard output goes to %s, which is read", read->name);
+  for (int i = 0; i < list->n_written; i++)
+    if (compare_files(&standard, &list->written[i]) == 0) return kr_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
+  return -1;
+}
+
+static int check_written(const kr_outputs_rule *rule, checklist *list) {
+  qsort(list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
+  for (int i = 0; i < list->n_written; i++) {
+    const known *w = &list->written[i], *read = w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
+    if (read && w->also && strcmp(read->name, w->also) == 0) return kr_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
+    if (read) return kr_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name", w->name, read->name);
   }
-  if (status < 0) qsort(sorted, (size_t)pairs->n, sizeof *sorted, compare_outputs);
-  for (int i = 1; i < pairs->n && status < 0; i++)
-    if (strcmp(sorted[i - 1]->out, sorted[i]->out) == 0)
-      status = kr_usage_error(verb, "%s and %s would both become %s", sorted[i - 1]->in, sorted[i]->in, sorted[i]->out);
-  free(sorted);
+  qsort(list->written, (size_t)list->n_written, sizeof *list->written, compare_places);
+  for (int i = 1; i < list->n_written; i++) {
+    const known *x = &list->written[i - 1], *y = &list->written[i];
+    if (strcmp(x->place, y->place) != 0) continue;
+    if (!x->also || !y->also) return kr_usage_error(rule->verb, "%s is named twice; choose another -o", x->name);
+    return kr_usage_error(rule->verb, "%s and %s would both become %s", x->also, y->also, x->name);
+  }
+  return check_stdout(rule, list);
+}
+
+static int check_all(const kr_outputs_rule *rule, const kr_pairs *pairs) {
+  const size_t n = (size_t)pairs->n + (size_t)rule->n_read_too + 1;
+  checklist list = {calloc(n, sizeof *list.read), calloc(n, sizeof *list.written), 0, 0};
+  int failed = !list.read || !list.written;
+  for (int i = 0; i < pairs->n && !failed; i++) {
+    add_read(&list, pairs->pairs[i].in);
+    failed = add_written(&list, pairs->pairs[i].out, pairs->pairs[i].in);
+  }
+  for (int i = 0; i < rule->n_read_too && !failed; i++) add_read(&list, rule->read_too[i]);
+  if (!failed) failed = add_written(&list, rule->write_too, NULL);
+  const int status = failed ? no_memory(rule->verb) : check_written(rule, &list);
+  for (int i = 0; i < list.n_written; i++) free(list.written[i].place);
+  free(list.read);
+  free(list.written);
   return status;
 }
 
-int kr_pairs_plan(const char *verb, char **operands, int n_operands, const char *out, kr_pairs *pairs) {
-  int status = list_inputs(verb, operands, n_operands, pairs);
-  if (status < 0) status = name_outputs(verb, out, pairs->n > 1 || is_folder(operands[0]), pairs);
-  return status < 0 ? check_clashes(verb, pairs) : status;
+/* Nothing that exists is replaced unasked, but what an earlier run named by itself. */
+static int check_existing(const kr_outputs_rule *rule, kr_pairs *pairs) {
+  const char *first = rule->write_too && !rule->force && is_file(rule->write_too) ? rule->write_too : NULL;
+  int n = first != NULL;
+  for (int i = 0; i < pairs->n; i++) {
+    kr_pair *p = &pairs->pairs[i];
+    p->out_exists = strcmp(p->out, "-") != 0 && is_file(p->out);
+    p->is_skipped = p->out_exists && rule->skip_existing;
+    pairs->n_skipped += p->is_skipped;
+    if (!p->out_exists || p->is_skipped || pairs->is_default || rule->force) continue;
+    if (!first) first = p->out;
+    n++;
+  }
+  if (n == 0) return -1;
+  if (n == 1) return kr_usage_error(rule->verb, "%s exists; -f replaces it", first);
+  return kr_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n, first);
+}
+
+/* ---- folders ---- */
+static int make_folders(const char *verb, const char *path) {
+  char *copy = strdup(path);
+  int status = copy ? -1 : no_memory(verb);
+  for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && status < 0; slash = strchr(slash + 1, '/')) {
+    *slash = 0;
+    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy)) status = kr_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
+    *slash = '/';
+  }
+  free(copy);
+  return status;
+}
+
+/* Only -o DIR makes folders: a FILE in a folder that does not exist is a slip of the pen. */
+static int make_all_folders(const char *verb, const char *out, const kr_pairs *pairs) {
+  const size_t n = out ? strlen(out) : 0;
+  int status = -1;
+  for (int i = 0; n > 0 && i < pairs->n && status < 0; i++)
+    if (strncmp(pairs->pairs[i].out, out, n) == 0 && pairs->pairs[i].out[n]) status = make_folders(verb, pairs->pairs[i].out);
+  return status;
+}
+
+int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, const char *out, kr_pairs *pairs) {
+  int status = list_inputs(rule->verb, operands, n_operands, out, pairs);
+  if (status < 0) status = name_outputs(rule->verb, out, pairs->n > 1 || is_folder(operands[0]), pairs);
+  if (status < 0) status = check_all(rule, pairs);
+  if (status < 0) status = check_existing(rule, pairs);
+  return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
 }
 
 void kr_pairs_free(kr_pairs *pairs) {
   for (int i = 0; i < pairs->n; i++) {
     free(pairs->pairs[i].in);
     free(pairs->pairs[i].out);
+    free(pairs->pairs[i].inside);
   }
   free(pairs->pairs);
   *pairs = (kr_pairs){0};
+}
+
+int kr_output_check(const kr_outputs_rule *rule, const char *in, const char *out) {
+  kr_pair pair = {.in = (char *)in, .out = (char *)out}; /* only read */
+  kr_pairs pairs = {.pairs = &pair, .n = 1};
+  const int status = check_all(rule, &pairs);
+  return status < 0 ? check_existing(rule, &pairs) : status;
 }

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "interrupt.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,22 +11,36 @@
 #include <krait/model.h>
 
 #include "progress.h"
+#include "say.h"
 
 static char line[96];
+static int err_fd = STDERR_FILENO;
+static volatile sig_atomic_t is_stopped;
+
+int kr_is_stopped(void) { return is_stopped; }
+
+/* Standard error may be a pipe that nobody reads: the process must end all the same. */
+static void tell(const char *text) {
+  struct pollfd out = {.fd = err_fd, .events = POLLOUT};
+  if (poll(&out, 1, 0) == 1 && out.revents & POLLOUT) (void)!write(err_fd, text, strlen(text));
+}
 
 static void stop(int number) {
+  is_stopped = 1;
   krait_outputs_abandon();
-  if (kr_progress_is_shown()) (void)!write(STDERR_FILENO, "\r\033[K", 4);
-  (void)!write(STDERR_FILENO, line, strlen(line));
+  if (kr_progress_is_shown()) tell("\r\033[K");
+  tell(line);
   _exit(128 + number);
 }
 
 void kr_catch_signals(const char *verb) {
-  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
   struct sigaction action = {.sa_handler = stop}, previous;
   snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left\n", verb);
+  err_fd = fileno(kr_err());
   sigfillset(&action.sa_mask);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* what nohup ignores stays ignored */
     if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
 }

@@ -2,8 +2,10 @@
 #ifndef KR_INTERRUPT_H
 #define KR_INTERRUPT_H
 
-/* From here on Ctrl-C, SIGTERM and SIGHUP remove unfinished outputs, say so in one line and end the process with 128 + the
- * signal's number. SIGPIPE is ignored: a reader that goes away is a write error, which cleans up too. */
+/* From here on a signal that ends a process (Ctrl-C, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, timers, SIGUSR1 and 2) removes unfinished outputs, says so
+ * in one line and ends the process with 128 + the signal's number. SIGPIPE and SIGXFSZ are ignored: a reader that goes away and a file that may
+ * not grow are write errors, which clean up too. */
 void kr_catch_signals(const char *verb);
+int kr_is_stopped(void); /* such a signal has come: other threads keep silent until the process is gone */
 
 #endif

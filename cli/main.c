@@ -6,21 +6,23 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 static const struct {
   const char *name;
   int (*run)(int argc, char **argv);
   const char *summary;
+  int cannot_print; /* the exit status when standard output does not take the result */
 } verbs[] = {
-    {"enhance", cmd_enhance, "remove noise from recordings of speech"},
-    {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?"},
-    {"info", cmd_info, "what a weights file holds, or this program and machine"},
-    {"convert", cmd_convert, "weights of any format to safetensors"},
-    {"devices", cmd_devices, "the GPUs of this machine, and what runs on them"},
-    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure"},
-    {"selftest", cmd_selftest, "check every implementation of every operator on this machine"},
-    {"bench", cmd_bench, "how long things take on this machine"},
-    {"version", cmd_version, "print the version"},
+    {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
+    {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
+    {"info", cmd_info, "what a weights file holds, or this program and machine", 1},
+    {"convert", cmd_convert, "weights of any format to safetensors", 1},
+    {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
+    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure", 70},
+    {"selftest", cmd_selftest, "check every implementation of every operator on this machine", 1},
+    {"bench", cmd_bench, "how long things take on this machine", 1},
+    {"version", cmd_version, "print the version", 1},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
@@ -39,18 +41,28 @@ static void print_help(FILE *file) {
   fprintf(file, "\nkrait VERB --help tells more.\n");
 }
 
+static int run_verb(int argc, char **argv) {
+  for (int i = 0; i < N_VERBS; i++) {
+    if (strcmp(argv[0], verbs[i].name) != 0) continue;
+    kr_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
+    return kr_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
+  }
+  char name[64];
+  snprintf(name, sizeof name, "%s", argv[0]);
+  fprintf(kr_err(), "krait: unknown verb '%s'; krait --help lists them\n", kr_clean(name));
+  return 2;
+}
+
 int main(int argc, char **argv) {
+  static char *version[] = {"version", NULL};
+  kr_open_streams();
   if (argc < 2) {
     print_help(stderr);
     return 2;
   }
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
     print_help(stdout);
-    return 0;
+    return kr_end_output("help", 0, 1);
   }
-  if (strcmp(argv[1], "--version") == 0) return cmd_version(argc - 1, argv + 1);
-  for (int i = 0; i < N_VERBS; i++)
-    if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 1, argv + 1);
-  fprintf(stderr, "krait: unknown verb '%s'; krait --help lists them\n", argv[1]);
-  return 2;
+  return strcmp(argv[1], "--version") == 0 ? run_verb(1, version) : run_verb(argc - 1, argv + 1);
 }

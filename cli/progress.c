@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "say.h"
+
 enum { BAR = 24, NAME = 28 };
 static volatile sig_atomic_t is_shown;
 
@@ -23,27 +25,29 @@ void kr_progress_begin(kr_progress *p, const char *name, const double *audio_s) 
 /* RTF: seconds of work per second of audio. */
 static void print_speed(double elapsed_s, double share, double audio_s) {
   const long s = (long)(elapsed_s * (1 - share) / share + 0.5);
-  fprintf(stderr, "RTF %.3f  ", elapsed_s / (share * audio_s));
-  if (s >= 3600) fprintf(stderr, "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
-  else fprintf(stderr, "%ld:%02ld left", s / 60, s % 60);
+  fprintf(kr_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));
+  if (s >= 3600) fprintf(kr_err(), "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
+  else fprintf(kr_err(), "%ld:%02ld left", s / 60, s % 60);
 }
 
 int32_t kr_progress_show(void *user, int64_t done, int64_t total) {
   kr_progress *p = user;
   const double t = now_s(), share = total > 0 ? (double)done / (double)total : 1;
-  if (!isatty(STDERR_FILENO) || t - p->shown_s < 0.1) return 0;
+  if (!isatty(fileno(kr_err())) || t - p->shown_s < 0.1) return 0;
   p->shown_s = t;
   is_shown = 1;
   const int filled = (int)(share * BAR);
-  fprintf(stderr, "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, p->name, filled, "========================", BAR - filled, "                        ", 100 * share);
+  char name[4 * NAME];
+  snprintf(name, sizeof name, "%s", p->name);
+  fprintf(kr_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, kr_clean(name), filled, "========================", BAR - filled, "                        ", 100 * share);
   if (done > 0) print_speed(t - p->start_s, share, *p->audio_s);
-  fflush(stderr);
+  fflush(kr_err());
   return 0;
 }
 
 void kr_progress_end(void) {
   if (!is_shown) return;
-  fprintf(stderr, "\r\033[K");
-  fflush(stderr);
+  fprintf(kr_err(), "\r\033[K");
+  fflush(kr_err());
   is_shown = 0;
 }

@@ -14,10 +14,15 @@ struct kr_audio_in {
   char *name; /* for sentences */
   char *path; /* by which it can be opened again */
   SNDFILE *file;
+  int fd;            /* what file reads through our own calls, or -1 */
+  sf_count_t offset; /* libsndfile's place in it */
+  int os_errno;      /* of the first read that failed: libsndfile takes it for the end of the file */
   kr_audio_info info;
   dev_t device; /* with inode: which file this is */
   ino_t inode;
+  int is_copy;       /* fd is a nameless copy, not the file at path */
   int64_t position; /* frames read */
+  const char *is_converted; /* by what, when libsndfile cannot read the recording itself; else NULL */
 };
 
 const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes);

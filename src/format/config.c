@@ -4,10 +4,10 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
+#include "json_text.h"
 #include "mapfile.h"
 #include "status.h"
 #include "yaml_tree.h"
@@ -241,10 +241,7 @@ int32_t kr_config_check_keys(const kr_config *config, const char *const *known, 
 }
 
 char *kr_config_json(const kr_config *config) {
-  char *text = json_dumps(config->values, JSON_COMPACT);
-  char *copy = text ? kr_strdup(text) : NULL;
-  free(text);
-  return copy;
+  return kr_json_dump(config->values, JSON_COMPACT);
 }
 
 #ifdef KR_FUZZ

@@ -94,6 +94,11 @@ static void read_name(const kr_elf *elf, uint64_t offset, char *name, size_t cap
 }
 
 int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap) {
+  uint64_t bytes;
+  return kr_cubin_kernel_sized(elf, cubin, next, name, cap, &bytes);
+}
+
+int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap, uint64_t *bytes) {
   while (*next < cubin->n_symbols) {
     kr_symbol many[64];
     uint32_t n = cubin->n_symbols - *next < 64 ? (uint32_t)(cubin->n_symbols - *next) : 64;
@@ -102,6 +107,7 @@ int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next
       ++*next;
       if (kr_symbol_type(&many[i]) != STT_FUNC || !(many[i].other & KERNEL_BIT)) continue;
       read_name(elf, many[i].name, name, cap);
+      *bytes = many[i].size;
       return 1;
     }
   }

@@ -93,5 +93,7 @@ typedef struct kr_cubin {
 int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin);
 /* The next kernel at or after *next; 1 and its name, or 0. *next starts at 0. */
 int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap);
+/* The same, and how many bytes of instructions it has. */
+int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap, uint64_t *bytes);
 
 #endif

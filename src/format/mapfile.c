@@ -1,5 +1,5 @@
-/* mapfile.c: open, check, map; refuses what has no fixed size. */
-#define _POSIX_C_SOURCE 200809L
+/* mapfile.c: open, check, read into pages of our own; refuses what has no fixed size. */
+#define _GNU_SOURCE
 #include "mapfile.h"
 
 #include <errno.h>
@@ -10,27 +10,59 @@
 
 #include "status.h"
 
-static int32_t map_descriptor(int fd, const char *path, kr_mapfile *file) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
-  KR_CHECK(!S_ISDIR(info.st_mode), KRAIT_ERR_FILE_FORMAT, "%s is a folder, not a file", path);
-  KR_CHECK(S_ISREG(info.st_mode), KRAIT_ERR_FILE_FORMAT, "%s is not a regular file; copy it to one first", path);
-  KR_CHECK(info.st_size > 0, KRAIT_ERR_FILE_FORMAT, "%s is empty", path);
-  KR_CHECK((uint64_t)info.st_size <= SIZE_MAX / 2, KRAIT_ERR_NO_MEMORY, "%s is too large for this machine", path);
-  void *bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-  if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot map %s", path);
-  *file = (kr_mapfile){bytes, (size_t)info.st_size};
+static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
+  for (size_t done = 0; done < n;) {
+    const ssize_t got = pread(fd, bytes + done, n - done, (off_t)done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
+    KR_CHECK(got > 0, KRAIT_ERR_FILE_READ, "%s became shorter while it was read", path);
+    done += (size_t)got;
+  }
   return KRAIT_OK;
 }
 
-int32_t kr_mapfile_open(const char *path, kr_mapfile *file) {
+/* Bytes of a safetensors file up to its data; of any other file all. */
+static size_t header_bytes(int fd, size_t n_bytes) {
+  unsigned char head[9];
+  uint64_t n = 0;
+  if (pread(fd, head, sizeof head, 0) != (ssize_t)sizeof head || head[8] != '{') return n_bytes;
+  for (int i = 7; i >= 0; i--) n = n << 8 | head[i];
+  return n < n_bytes - 8 ? (size_t)n + 8 : n_bytes;
+}
+
+static int32_t check_kind(int fd, const char *path, struct stat *info) {
+  if (fstat(fd, info) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
+  KR_CHECK(!S_ISDIR(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is a folder, not a file", path);
+  KR_CHECK(S_ISREG(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is not a regular file; copy it to one first", path);
+  KR_CHECK(info->st_size > 0, KRAIT_ERR_FILE_FORMAT, "%s is empty", path);
+  KR_CHECK((uint64_t)info->st_size <= SIZE_MAX / 2, KRAIT_ERR_NO_MEMORY, "%s is too large for this machine", path);
+  return KRAIT_OK;
+}
+
+static int32_t read_descriptor(int fd, const char *path, int only_header, kr_mapfile *file) {
+  struct stat info;
+  KR_TRY(check_kind(fd, path, &info));
+  const size_t n = (size_t)info.st_size;
+  void *bytes = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (only_header ? MAP_NORESERVE : 0), -1, 0);
+  if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
+  int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
+  if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0) status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
+  if (status < 0) munmap(bytes, n);
+  else *file = (kr_mapfile){bytes, n};
+  return status;
+}
+
+static int32_t open_file(const char *path, int only_header, kr_mapfile *file) {
   *file = (kr_mapfile){0};
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
-  int32_t status = map_descriptor(fd, path, file);
+  int32_t status = read_descriptor(fd, path, only_header, file);
   close(fd);
   return status;
 }
+
+int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_file(path, 0, file); }
+int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_file(path, 1, file); }
 
 void kr_mapfile_close(kr_mapfile *file) {
   if (file->bytes) munmap((void *)file->bytes, file->n_bytes);

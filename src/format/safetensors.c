@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "json_text.h"
 #include "outfile.h"
 #include "status.h"
 #include "weights_build.h"
@@ -197,14 +198,14 @@ static int put_data(void *user, const kr_weight *item, uint64_t begin) {
   return fwrite(item->data, 1, (size_t)item->bytes, user) == item->bytes ? 0 : -1;
 }
 
-/* The header's text, to be freed with free(): jansson made it. NULL when out of memory or a name is not UTF-8. */
+/* The header's text. NULL when out of memory or a name is not UTF-8. */
 static char *header_text(const kr_weight *items, int64_t n_items, const kr_metadata *metadata, int64_t n_metadata) {
   json_t *root = json_object(), *entry = json_object();
   int failed = 0;
   for (int64_t i = 0; i < n_metadata; i++) failed |= json_object_set_new(entry, metadata[i].key, json_string(metadata[i].value));
   if (n_metadata) failed |= json_object_set(root, "__metadata__", entry);
   failed |= place_all(items, n_items, put_entry, root);
-  char *text = failed ? NULL : json_dumps(root, JSON_COMPACT);
+  char *text = failed ? NULL : kr_json_dump(root, JSON_COMPACT);
   json_decref(entry);
   json_decref(root);
   return text;
@@ -242,7 +243,7 @@ int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n
   char *header = header_text(items, n_items, metadata, n_metadata);
   KR_CHECK(header, KRAIT_ERR_NO_MEMORY, "%s: no memory for the header, or a name is not UTF-8", path);
   int32_t status = write_file(path, header, items, n_items);
-  free(header);
+  kr_free(header);
   return status;
 }
 

@@ -225,16 +225,18 @@ static int is_contiguous(const kr_weight *item, const int64_t *stride) {
   return 1;
 }
 
-/* Row-major copy: an odometer over the outer sizes, the inner one in a loop. */
+/* Row-major copy by an odometer. Every place that it reaches is in the storage; it never steps beyond (a stride may be any number below 2^63). */
 static void copy_strided(const kr_weight *item, const kr_strided *view, unsigned char *out) {
   size_t width = krait_dtype_bytes(item->dtype);
   int64_t index[KR_WEIGHT_MAX_DIMS] = {0}, at = view->offset, n = (int64_t)(item->bytes / width);
   for (int64_t i = 0; i < n; i++) {
     memcpy(out + (size_t)i * width, view->storage + (size_t)at * width, width);
     for (int32_t d = item->n_dims - 1; d >= 0; d--) {
-      at += view->stride[d];
-      if (++index[d] < item->shape[d]) break;
-      at -= item->shape[d] * view->stride[d];
+      if (++index[d] < item->shape[d]) {
+        at += view->stride[d];
+        break;
+      }
+      at -= (item->shape[d] - 1) * view->stride[d];
       index[d] = 0;
     }
   }

@@ -2,6 +2,7 @@
 #include "weights.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,7 +100,7 @@ int32_t kr_weights_finish(kr_weights *weights, const char *label) {
   weights->by_name = kr_alloc_array((size_t)weights->n_items, sizeof *weights->by_name);
   KR_CHECK(weights->by_name, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   for (int64_t i = 0; i < weights->n_items; i++) {
-    KR_TRY(align_data(weights, &weights->items[i]));
+    if (!weights->is_header_only) KR_TRY(align_data(weights, &weights->items[i]));
     weights->by_name[i] = &weights->items[i];
   }
   qsort(weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
@@ -122,13 +123,14 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
   return kr_weights_finish(weights, label);
 }
 
-static int32_t open_weights(const char *path, const void *bytes, size_t n_bytes, const char *label, kr_weights **handle) {
+static int32_t open_weights(const char *path, int only_header, const void *bytes, size_t n_bytes, const char *label, kr_weights **handle) {
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   weights->owned = kr_arena_open();
   int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  if (status == KRAIT_OK && path) status = kr_mapfile_open(path, &weights->file);
+  if (status == KRAIT_OK && path) status = (only_header ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
+  weights->is_header_only = only_header;
   if (status == KRAIT_OK)
     status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label) : read_any(weights, bytes, n_bytes, label);
   if (status < 0) kr_weights_close(&weights);
@@ -136,10 +138,11 @@ static int32_t open_weights(const char *path, const void *bytes, size_t n_bytes,
   return status;
 }
 
-int32_t kr_weights_open(const char *path, kr_weights **weights) { return open_weights(path, NULL, 0, path, weights); }
+int32_t kr_weights_open(const char *path, kr_weights **weights) { return open_weights(path, 0, NULL, 0, path, weights); }
+int32_t kr_weights_open_header(const char *path, kr_weights **weights) { return open_weights(path, 1, NULL, 0, path, weights); }
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {
-  return open_weights(NULL, bytes, n_bytes, label, weights);
+  return open_weights(NULL, 0, bytes, n_bytes, label, weights);
 }
 
 void kr_weights_close(kr_weights **handle) {
@@ -194,6 +197,18 @@ int32_t kr_weights_widen(kr_weights *weights) {
     item->data = wide;
     item->dtype = KRAIT_F32;
     item->bytes = n * sizeof *wide;
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_weights_check_finite(const kr_weights *weights) {
+  for (int64_t i = 0; i < weights->n_items; i++) {
+    const kr_weight *item = &weights->items[i];
+    const float *values = item->data;
+    const uint64_t n = item->dtype == KRAIT_F32 ? item->bytes / sizeof *values : 0;
+    for (uint64_t k = 0; k < n; k++)
+      KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS, "tensor '%s' holds %s at element %" PRIu64 "; the file is damaged, or its training went wrong", item->name,
+               isnan(values[k]) ? "NaN" : "an infinity", k);
   }
   return KRAIT_OK;
 }

@@ -26,6 +26,8 @@ typedef struct kr_metadata {
 typedef struct kr_weights kr_weights;
 
 int32_t kr_weights_open(const char *path, kr_weights **weights);
+/* Names, shapes and metadata; of a safetensors file the data are not read, and must not be looked at. */
+int32_t kr_weights_open_header(const char *path, kr_weights **weights);
 /* label stands for the path in messages; bytes must outlive the handle. */
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
 void kr_weights_close(kr_weights **weights);
@@ -36,6 +38,8 @@ const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the 
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */
 /* Makes every float16, bfloat16 and float64 tensor float32, for models that compute in it; before the handle is shared. */
 int32_t kr_weights_widen(kr_weights *weights);
+/* Every float32 element, after widening; KRAIT_ERR_WEIGHTS names the first that is not finite. */
+int32_t kr_weights_check_finite(const kr_weights *weights);
 /* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found instead. */
 int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data);
 

@@ -15,6 +15,7 @@ struct kr_weights {
   int64_t n_metadata, metadata_capacity;
   kr_arena *owned; /* names, metadata, and tensors that are not in the file as they are needed */
   kr_mapfile file;
+  int is_header_only;
 };
 
 /* Multiplies out; KRAIT_ERR_FILE_FORMAT when the product does not fit 63 bits or a size is negative. */

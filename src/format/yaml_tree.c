@@ -1,5 +1,6 @@
 /* yaml_tree.c: libyaml's events to a tree. Aliases are refused: configurations need none, and they are how a small file
  * becomes a huge one. */
+#define _GNU_SOURCE
 #include "yaml_tree.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <yaml.h>
 
+#include "clocale.h"
 #include "status.h"
 
 enum { MAX_DEPTH = 32, MAX_NODES = 100000, MAX_TEXT_BYTES = 4 << 20 };
@@ -41,7 +43,9 @@ static int read_number(const char *text, json_t **number) {
   errno = 0;
   long long whole = strtoll(text, &end, 10);
   int is_whole = *end == 0 && errno == 0;
+  const locale_t before = kr_c_locale_begin();
   double value = strtod(text, &end);
+  kr_c_locale_end(before);
   if (*end || !isfinite(value)) return 0;
   *number = is_whole ? json_integer(whole) : json_real(value);
   return 1;

@@ -8,6 +8,7 @@
 #include <zip.h>
 
 #include "alloc.h"
+#include "names.h"
 #include "status.h"
 
 enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_ZIP_WINDOW_BYTES, HEAD_BYTES = 8 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
@@ -16,6 +17,8 @@ enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES
 struct kr_zip {
   zip_t *zip;
   uint64_t total_bytes;
+  kr_arena *arena;
+  kr_names names; /* how many members have a name */
 };
 
 static int32_t check_total(kr_zip *z, const char *path) {
@@ -26,10 +29,13 @@ static int32_t check_total(kr_zip *z, const char *path) {
   KR_CHECK(n >= 0 && n <= MAX_NAMES, KRAIT_ERR_UNSAFE, "%s holds more than %d names", path, MAX_NAMES);
   for (zip_int64_t i = 0; i < n; i++) {
     zip_stat_t info;
-    if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0 || !(info.valid & ZIP_STAT_SIZE)) continue;
+    if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0) continue;
+    if (info.name) ++*kr_names_put(z->arena, &z->names, info.name);
+    if (!(info.valid & ZIP_STAT_SIZE)) continue;
     KR_CHECK(kr_add_u64(z->total_bytes, info.size, &z->total_bytes) && z->total_bytes <= MAX_TOTAL_BYTES, KRAIT_ERR_UNSAFE, "%s unpacks to more than 64 GiB", path);
     KR_CHECK(kr_add_u64(packed_bytes, info.comp_size, &packed_bytes) && packed_bytes <= (uint64_t)file.st_size, KRAIT_ERR_UNSAFE, "the members of %s overlap", path);
   }
+  KR_CHECK(!kr_arena_failed(z->arena), KRAIT_ERR_NO_MEMORY, "no memory to open %s", path);
   return KRAIT_OK;
 }
 
@@ -45,7 +51,8 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
     return status;
   }
   kr_zip *z = kr_zalloc(sizeof *z);
-  if (!z) {
+  if (!z || !(z->arena = kr_arena_open())) {
+    kr_free(z);
     zip_discard(opened);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to open %s", path);
   }
@@ -59,6 +66,7 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
 void kr_zip_close(kr_zip **zip) {
   if (!zip || !*zip) return;
   zip_discard((*zip)->zip);
+  kr_arena_close(&(*zip)->arena);
   kr_free(*zip);
   *zip = NULL;
 }
@@ -91,7 +99,8 @@ int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
   *member = (kr_zip_member){.name = info.name, .bytes = info.size, .packed_bytes = info.comp_size, .is_folder = length && info.name[length - 1] == '/'};
   KR_CHECK(!leaves_the_folder(info.name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s", info.name);
   KR_CHECK(!is_link(zip->zip, (zip_uint64_t)i), KRAIT_ERR_UNSAFE, "the archive has a symbolic link: %.80s", info.name);
-  KR_CHECK(zip_name_locate(zip->zip, info.name, 0) == i, KRAIT_ERR_UNSAFE, "the archive has two members of one name: %.80s", info.name);
+  const size_t *n_named = kr_names_find(&zip->names, info.name);
+  KR_CHECK(n_named && *n_named == 1, KRAIT_ERR_UNSAFE, "the archive has two members of one name: %.80s", info.name);
   KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE, "a member unpacks more than %d-fold: %.80s", MAX_RATIO, info.name);
   return KRAIT_OK;
 }

@@ -1,5 +1,6 @@
 /* model.c: handles of models and sessions: finds the family by the configuration's model name and lets it do the work. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include "ctx.h"
 #include "log.h"
 #include "model_kind.h"
+#include "sized.h"
 #include "status.h"
 #include "weights_io.h"
 
@@ -63,6 +65,7 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
   KR_TRY(kr_weights_json(weights, *config, &model->json));
   KR_TRY(kr_weights_widen(weights));
+  KR_TRY(kr_weights_check_finite(weights));
   const int32_t precision = options ? options->precision : KRAIT_PRECISION_DEFAULT;
   int32_t status = model->kind->open(ctx, name, *config, weights, precision, &model->impl);
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->device == KRAIT_DEVICE_CPU) return status;
@@ -70,11 +73,12 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   return model->kind->open(model->cpu, name, *config, weights, precision, &model->impl);
 }
 
-int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **out) {
+int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given, krait_model **out) {
   KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
   *out = NULL;
-  KR_CHECK(!options || options->precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT, "options.precision is %u, not a KRAIT_PRECISION_*", options->precision);
-  KR_CHECK(!options || options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options.size is %u, this library knows %zu", options->size, sizeof *options);
+  krait_model_options known, *options = given ? &known : NULL;
+  if (given) KR_TRY(kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &known, sizeof known));
+  KR_CHECK(!given || known.precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT, "options.precision is %u, not a KRAIT_PRECISION_*", known.precision);
   kr_weights *weights = NULL;
   kr_config *config = NULL;
   krait_model *model = kr_zalloc(sizeof *model);
@@ -90,16 +94,16 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *option
 }
 
 void krait_model_close(krait_model **handle) {
-  krait_model *model = *handle;
-  *handle = NULL;
+  krait_model *model = handle ? *handle : NULL;
   if (!model) return;
+  *handle = NULL;
   if (model->impl) model->kind->close(&model->impl);
   krait_ctx_close(&model->cpu);
   kr_free(model->json);
   kr_free(model);
 }
 
-const char *krait_model_json(const krait_model *model) { return model->json; }
+const char *krait_model_json(const krait_model *model) { return model ? model->json : ""; }
 
 int32_t krait_session_open(const krait_model *model, krait_session **out) {
   KR_CHECK(model && out, KRAIT_ERR_ARGUMENT, "model and session must not be NULL");
@@ -112,9 +116,9 @@ int32_t krait_session_open(const krait_model *model, krait_session **out) {
 }
 
 void krait_session_close(krait_session **handle) {
-  krait_session *session = *handle;
-  *handle = NULL;
+  krait_session *session = handle ? *handle : NULL;
   if (!session) return;
+  *handle = NULL;
   if (session->timeline) session->model->kind->session_close(&session->timeline);
   kr_free(session);
 }
@@ -132,6 +136,7 @@ int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
 
 void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
   double error = 0, norm = 0, worst = 0;
+  if (n <= 0) return; /* nothing is no agreement */
   for (int64_t i = 0; i < n; i++) {
     double d = fabs((double)got[i] - want[i]);
     error += d * d;
@@ -155,6 +160,7 @@ int32_t krait_verify(krait_session *session, const char *golden_path, krait_veri
   *n_filled = 0;
   KR_TRY(kr_weights_open(golden_path, &golden));
   int32_t status = kind->verify(session->timeline, golden, rows, n_rows, n_filled);
+  if (status >= 0 && *n_filled == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds no recorded output of %s; nothing was compared (docs/GOLDEN.md)", golden_path, kind->name);
   kr_weights_close(&golden);
   return status;
 }

@@ -2,12 +2,12 @@
 #include "weights_io.h"
 
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <krait/model.h>
 
 #include "alloc.h"
+#include "json_text.h"
 #include "safetensors.h"
 #include "status.h"
 
@@ -50,9 +50,7 @@ int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char
   json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model", kr_config_model(config),
                            "config", values ? json_loads(values, 0, NULL) : NULL, "n_params", (json_int_t)n_params,
                            "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors, "metadata", metadata_json(weights, &failed));
-  char *text = root && !failed ? json_dumps(root, JSON_COMPACT) : NULL;
-  *json = text ? kr_strdup(text) : NULL;
-  free(text);
+  *json = root && !failed ? kr_json_dump(root, JSON_COMPACT) : NULL;
   json_decref(root);
   kr_free(values);
   return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
@@ -63,7 +61,7 @@ int32_t krait_weights_describe(const char *weights_path, char **json) {
   kr_config *config = NULL;
   KR_CHECK(weights_path && json, KRAIT_ERR_ARGUMENT, "weights_path and json must not be NULL");
   *json = NULL;
-  KR_TRY(kr_weights_open(weights_path, &weights));
+  KR_TRY(kr_weights_open_header(weights_path, &weights));
   int32_t status = kr_config_open(weights, NULL, NULL, &config);
   if (status == KRAIT_OK) status = kr_weights_json(weights, config, json);
   kr_config_close(&config);

@@ -62,7 +62,7 @@ path, out = folder / "m.th", folder / "out.safetensors"
 def tensors_of(data):
     """The float32 tensors that krait reads, as {name: (shape, values)}."""
     path.write_bytes(data)
-    done = krait("convert", path, out)
+    done = krait("convert", "-f", path, out)
     if done.returncode:
         return done.stderr.decode()
     raw = out.read_bytes()
@@ -177,7 +177,7 @@ for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     config.write_text("\n".join(["n_fft: 400", "lr: 0.0005", "model:", f"  model_lib: {meta['model']}", "  model_class: PrimeKnet", "  input_type: acs", "  param:"] + lines) + "\n")
     done = krait("verify", best, GOLDEN / f"{golden}.golden.safetensors", "--config", config)
     check(done.returncode == 0, f"verify {golden} as best.th: {done.stdout.decode()}{done.stderr.decode()}")
-    check(krait("convert", best, out, "--config", config).returncode == 0, "convert with --config")
+    check(krait("convert", "-f", best, out, "--config", config).returncode == 0, "convert with --config")
     done = krait("verify", out, GOLDEN / f"{golden}.golden.safetensors")
     check(done.returncode == 0, f"verify {golden} converted: {done.stdout.decode()}{done.stderr.decode()}")
     check_error(2, "model", "verify", best, GOLDEN / f"{golden}.golden.safetensors")

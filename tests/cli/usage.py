@@ -10,6 +10,7 @@ verbs = [line.split()[0] for line in top.stdout.decode().splitlines() if line.st
 check("info" in verbs and "convert" in verbs, f"verbs listed: {verbs}")
 manual = (pathlib.Path(__file__).parent.parent.parent / "docs" / "krait.1").read_text().replace("\\-", "-")
 sections = {part.split()[0]: part for part in manual.split("\n.SS krait ")[1:]}
+helps = {}
 for verb in verbs:
     done = krait(verb, "--help")
     check(done.returncode == 0 and done.stderr == b"", f"{verb} --help: {done}")
@@ -19,9 +20,19 @@ for verb in verbs:
     for option in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", done.stdout.decode(), re.M):
         common = option in ("--help", "--device", "--threads", "--caps", "--tier", "--no-fallback")
         check(option in (manual if common else sections.get(verb, "")), f"docs/krait.1 lacks {verb} {option}")
+    helps[verb] = done.stdout.decode()
+    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", sections.get(verb, "").split("\n.SH ")[0])):
+        check(option in done.stdout.decode(), f"docs/krait.1 has {verb} {option}, which krait {verb} --help lacks")
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
     check_error(usage_error, "'--nonsense'", verb, "--nonsense")
     check_error(usage_error, "'-Z'", verb, "-Z")
+readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
+for line in re.findall(r"krait (?:[a-z]+ .*|[a-z]+)$", readme, re.M):
+    verb, line = line.split()[1], line.split("#")[0]
+    if verb in helps:
+        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", line):
+            check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"README.md has krait {verb} {option}, which krait {verb} --help lacks")
+check(all(f"krait {verb}" in readme for verb in verbs if verb != "version"), "README.md names every verb")
 check_error(2, "unknown verb 'frobnicate'", "frobnicate")
 check_error(2, "needs a value", "convert", "a", "b", "--config")
 check_error(2, "missing", "convert", "a")

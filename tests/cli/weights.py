@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
         text = krait("info", path).stdout.decode()
         check(meta["model"] in text and str(n_params) in text and all(k in text for k in tensors), f"{path.name}: text")
 
-        done = krait("convert", path, out, "--set", "causal=true,freq_block_kernel=[3,5],model=other")
+        done = krait("convert", "-f", path, out, "--set", "causal=true,freq_block_kernel=[3,5],model=other")
         check(done.returncode == 0 and done.stdout == b"" and done.stderr == b"", f"convert: {done}")
         tensors2, meta2 = read_safetensors(out)
         config = json.loads(meta["config"]) | {"causal": True, "freq_block_kernel": [3, 5]}
@@ -55,19 +55,29 @@ with tempfile.TemporaryDirectory() as folder:
     bad.write_bytes(b"")
     check_error(1, "is empty", "info", bad)
     bad.write_bytes(struct.pack("<Q", 1 << 63) + b"{}")
-    check_error(1, "neither safetensors", "convert", bad, out)
+    check_error(1, "neither safetensors", "convert", "-f", bad, out)
     bad.write_bytes(good.read_bytes()[:-1])
-    check_error(1, "truncated", "convert", bad, out)
+    check_error(1, "truncated", "convert", "-f", bad, out)
     check_error(1, "folder", "info", folder)
-    check_error(1, "is not key=value", "convert", good, out, "--set", "causal")
-    check_error(1, "cannot open", "convert", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
+    check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
+    check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(1, "cannot create", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
     if os.path.exists("/dev/full"):
         check_error(1, "No space left", "convert", good, "/dev/full")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that fills up half-way
-    check_error(1, "cannot write", "convert", good, out, preexec_fn=limit, restore_signals=False)
+    check_error(1, "cannot write", "convert", "-f", good, out, preexec_fn=limit, restore_signals=False)
     check(out.read_bytes() == before, "a failed conversion leaves the old file")
     check(sorted(p.name for p in pathlib.Path(folder).iterdir()) == ["bad.safetensors", "out.safetensors"], "no partial files")
+
+
+def writes_nameless(pid):
+    """Whether the process has an output open: a file without a name, or with a temporary one."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    return any("(deleted)" in link or link.endswith(".part") for link in links)
+
 
 with tempfile.TemporaryDirectory() as folder:  # Ctrl-C in the middle of writing 256 MiB
     big, out = pathlib.Path(folder) / "big.safetensors", pathlib.Path(folder) / "out.safetensors"
@@ -76,7 +86,7 @@ with tempfile.TemporaryDirectory() as folder:  # Ctrl-C in the middle of writing
         f.write(struct.pack("<Q", len(header)) + header)
         f.truncate(f.tell() + (1 << 28))
     with subprocess.Popen([KRAIT, "convert", big, out], stderr=subprocess.PIPE) as running:
-        while running.poll() is None and not list(pathlib.Path(folder).glob("*.part-*")):
+        while running.poll() is None and not writes_nameless(running.pid):
             time.sleep(0.001)
         running.send_signal(signal.SIGINT)
         line = running.stderr.read().decode()

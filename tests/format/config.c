@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "../test.h"
 
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -149,8 +150,43 @@ static void bad_texts_are_refused(void **state) {
   assert_int_equal(kr_config_open(NULL, "/nonexistent.yaml", NULL, &config), KRAIT_ERR_FILE_OPEN);
 }
 
+/* German, where 1.5 is 1,5: from the system, or made here. 0 where that cannot be. */
+static int set_comma_locale(const char *folder) {
+  char command[200];
+  if (setlocale(LC_ALL, "de_DE.UTF-8")) return 1;
+  snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 >/dev/null 2>&1", folder);
+  setenv("LOCPATH", folder, 1);
+  return system(command) == 0 && setlocale(LC_ALL, "de_DE.UTF-8");
+}
+
+static void a_locale_with_a_comma_changes_nothing(void **state) {
+  (void)state;
+  char folder[] = "/tmp/krait-locale-XXXXXX", command[64], text[16];
+  kr_config *config = NULL;
+  double value = 0;
+  assert_non_null(mkdtemp(folder));
+  const int is_set = set_comma_locale(folder);
+  snprintf(command, sizeof command, "rm -rf %s", folder);
+  if (system(command) != 0) fail();
+  if (!is_set) skip();
+  snprintf(text, sizeof text, "%.1f", 1.5);
+  assert_string_equal(text, "1,5"); /* the host prints as it did before */
+  assert_int_equal(open_text("sigmoid_beta: 2.5\n", "other=1e-3", &config), KRAIT_OK);
+  assert_int_equal(kr_config_float(config, "sigmoid_beta", 0, 0, 9, &value), KRAIT_OK);
+  assert_true(value == 2.5);
+  assert_int_equal(kr_config_float(config, "other", 0, 0, 9, &value), KRAIT_OK);
+  assert_true(value == 1e-3);
+  assert_true(kr_config_float(config, "sigmoid_beta", 0, 0.5, 1.5, &value) < 0);
+  assert_non_null(strstr(krait_error_detail(), "sigmoid_beta is 2.5, not within 0.5..1.5"));
+  kr_config_close(&config);
+  snprintf(text, sizeof text, "%.1f", 1.5);
+  assert_string_equal(text, "1,5");
+  setlocale(LC_ALL, "C");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_are_understood), cmocka_unit_test(flags_win_over_file_over_metadata),
-                                     cmocka_unit_test(getters_name_the_key), cmocka_unit_test(bad_texts_are_refused)};
+                                     cmocka_unit_test(getters_name_the_key), cmocka_unit_test(bad_texts_are_refused),
+                                     cmocka_unit_test(a_locale_with_a_comma_changes_nothing)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

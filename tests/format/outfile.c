@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "outfile.h"
@@ -113,14 +114,117 @@ static void impossible_places_are_refused(void **state) {
   chmod(folder, 0700);
 }
 
+/* In a child: from then on its process gets no names. Returns how many checks failed. */
+static int stop_with_three_open(void) {
+  kr_outfile files[3], more;
+  int failed = 0;
+  kr_outfile_use_names(1);
+  for (int i = 0; i < 3; i++) failed += kr_outfile_begin(&files[i], path) != KRAIT_OK;
+  failed += kr_count_files(folder) != 3;
+  kr_outfile_abandon_all();
+  failed += kr_count_files(folder) != 0;
+  failed += kr_outfile_begin(&more, path) != KRAIT_ERR_CANCELLED;
+  failed += kr_outfile_commit(&files[0]) != KRAIT_ERR_CANCELLED;
+  for (int i = 0; i < 3; i++) kr_outfile_abandon(&files[i]);
+  failed += kr_count_files(folder) != 0;
+  return failed;
+}
+
 static void a_handler_removes_what_is_open(void **state) {
   (void)state;
-  kr_outfile files[3];
-  for (int i = 0; i < 3; i++) assert_int_equal(kr_outfile_begin(&files[i], path), KRAIT_OK);
-  assert_int_equal(kr_count_files(folder), 3);
+  int status = 0;
+  const pid_t child = fork();
+  if (child == 0) _exit(stop_with_three_open());
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* With names and, where the file system can, without. */
+static void nothing_is_replaced_unasked(void **state) {
+  (void)state;
+  kr_outfile file;
+  for (int names = 0; names < 2; names++) {
+    kr_outfile_use_names(names);
+    assert_int_equal(kr_outfile_begin(&file, path), KRAIT_OK);
+    file.keep = 1;
+    put(file.temp_path, "late");
+    put(path, "first");
+    assert_int_equal(kr_outfile_commit(&file), KRAIT_ERR_FILE_WRITE);
+    assert_non_null(strstr(krait_error_detail(), "exists"));
+    assert_holds(path, "first");
+    assert_int_equal(kr_count_files(folder), 1);
+    unlink(path);
+    assert_int_equal(kr_outfile_begin(&file, path), KRAIT_OK);
+    file.keep = 1;
+    put(file.temp_path, "alone");
+    assert_int_equal(kr_outfile_commit(&file), KRAIT_OK);
+    assert_holds(path, "alone");
+    assert_int_equal(kr_count_files(folder), 1);
+    unlink(path);
+  }
+  kr_outfile_use_names(0);
+}
+
+static void the_longest_name_can_be_written(void **state) {
+  (void)state;
+  kr_outfile file;
+  char long_path[400];
+  for (int names = 0; names < 2; names++) {
+    kr_outfile_use_names(names);
+    for (int n = 253; n <= 256; n++) {
+      snprintf(long_path, sizeof long_path, "%s/", folder);
+      memset(long_path + strlen(folder) + 1, 'x', (size_t)n);
+      long_path[strlen(folder) + 1 + (size_t)n] = 0;
+      const int32_t status = kr_outfile_begin(&file, long_path);
+      assert_int_equal(status, n <= 255 ? KRAIT_OK : KRAIT_ERR_FILE_WRITE);
+      if (n > 255) continue;
+      put(file.temp_path, "content");
+      assert_int_equal(kr_outfile_commit(&file), KRAIT_OK);
+      assert_holds(long_path, "content");
+      unlink(long_path);
+    }
+  }
+  kr_outfile_use_names(0);
+}
+
+/* Six threads make outputs while the process is told to stop at a random moment: nothing may be left but finished ones. */
+static void *write_until_stopped(void *name) {
+  kr_outfile file;
+  char own[96];
+  for (int i = 0; i < 100000; i++) {
+    snprintf(own, sizeof own, "%s.%d.tmp", (const char *)name, i % 5);
+    if (kr_outfile_begin(&file, own) != KRAIT_OK || kr_outfile_commit(&file) != KRAIT_OK) break;
+  }
+  return NULL;
+}
+
+static void stop_in_the_middle(int microseconds) {
+  pthread_t threads[6];
+  for (int i = 0; i < 6; i++) pthread_create(&threads[i], NULL, write_until_stopped, path);
+  usleep((useconds_t)microseconds);
   kr_outfile_abandon_all();
-  assert_int_equal(kr_count_files(folder), 0);
-  for (int i = 0; i < 3; i++) kr_outfile_abandon(&files[i]);
+  _exit(0);
+}
+
+static void no_name_survives_a_stop(void **state) {
+  (void)state;
+  char command[160];
+  for (int round = 0; round < 60; round++) {
+    const pid_t child = fork();
+    kr_outfile_use_names(round % 2);
+    if (child == 0) {
+      kr_outfile_use_names(round % 2);
+      stop_in_the_middle(round * 37 % 2000);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    snprintf(command, sizeof command, "ls -A %s | grep -q part", folder);
+    assert_int_not_equal(system(command), 0); /* the grep finds none */
+  }
+  snprintf(command, sizeof command, "rm -f %s/*.tmp", folder);
+  assert_int_equal(system(command), 0);
+  kr_outfile_use_names(0);
 }
 
 static void *write_many(void *name) {
@@ -153,6 +257,7 @@ static int leave_folder(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(commit_replaces_and_abandon_keeps), cmocka_unit_test(a_link_stays_a_link),            cmocka_unit_test(what_is_no_file_is_written_directly),
-      cmocka_unit_test(impossible_places_are_refused),     cmocka_unit_test(a_handler_removes_what_is_open), cmocka_unit_test(threads_do_not_share_names)};
+      cmocka_unit_test(impossible_places_are_refused),     cmocka_unit_test(a_handler_removes_what_is_open), cmocka_unit_test(threads_do_not_share_names),
+      cmocka_unit_test(nothing_is_replaced_unasked),       cmocka_unit_test(the_longest_name_can_be_written), cmocka_unit_test(no_name_survives_a_stop)};
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -121,7 +121,7 @@ static void same_rate_length_channels_and_format(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     SF_INFO info;
     probe p = {.gain = 0.5f};
-    krait_enhance_result result = {0};
+    krait_enhance_result result = {.size = sizeof result};
     name_files("in.dat", "out.dat");
     float *x = write_file(cases[i].format, cases[i].hz, cases[i].n_channels, cases[i].n, 0.3);
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
@@ -145,7 +145,7 @@ static void identity_changes_no_bit_of_integer_samples(void **state) {
   for (int i = 0; i < 3; i++) {
     SF_INFO info;
     probe p = {.gain = 1};
-    krait_enhance_result result = {0};
+    krait_enhance_result result = {.size = sizeof result};
     name_files("in.wav", "out.wav");
     free(write_file(SF_FORMAT_WAV | encodings[i], 16000, 1, 20000, 0.2));
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
@@ -180,7 +180,7 @@ static void extension_names_the_format(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     SF_INFO info;
     probe p = {.gain = 1};
-    krait_enhance_result result = {0};
+    krait_enhance_result result = {.size = sizeof result};
     name_files("in.dat", cases[i].out);
     free(write_file(cases[i].in_format, 16000, 1, 8000, 0.3));
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
@@ -200,7 +200,7 @@ static void loudness_is_brought_into_range_and_back(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     SF_INFO info;
     probe p = {.gain = 1};
-    krait_enhance_result result = {0};
+    krait_enhance_result result = {.size = sizeof result};
     name_files("in.wav", "out.wav");
     float *x = write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 20000, cases[i].level);
     assert_int_equal(enhance(&p, cases[i].rule, NULL, NULL, &result), KRAIT_OK);
@@ -222,7 +222,7 @@ static int32_t stop_later(void *user, int64_t done, int64_t total) {
 static void stopping_and_failing_leave_nothing(void **state) {
   (void)state;
   int n_calls = 0;
-  krait_enhance_result result = {0};
+  krait_enhance_result result = {.size = sizeof result};
   name_files("in.wav", "out.wav");
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, 0.3));
   probe p = {.gain = 1};
@@ -242,7 +242,7 @@ static void running_out_of_memory_leaves_nothing(void **state) {
   (void)state;
   char plot_path[128];
   probe p = {.gain = 1};
-  krait_enhance_result result = {0};
+  krait_enhance_result result = {.size = sizeof result};
   name_files("in.wav", "out.wav");
   snprintf(plot_path, sizeof plot_path, "%s/plot.png", folder);
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000, 2, 9000, 0.3));
@@ -265,7 +265,7 @@ static void silence_stays_silent_without_the_model(void **state) {
   (void)state;
   SF_INFO info;
   probe p = {.gain = 1};
-  krait_enhance_result result = {0};
+  krait_enhance_result result = {.size = sizeof result};
   name_files("in.wav", "out.wav");
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 30000, 0));
   assert_int_equal(enhance(&p, KR_LEVEL_UNIT_RMS, NULL, NULL, &result), KRAIT_OK);

@@ -7,6 +7,7 @@
 #include "enhance.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -61,8 +62,10 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   KR_TRY(kr_windows_open(&job.shape, kr_job_run_window, &job, (kr_sink){store, &at}, &windows));
   int32_t status = push_scaled(windows, in, n_samples, gain);
   kr_windows_close(&windows);
-  if (status == KRAIT_OK)
-    for (int64_t i = 0; i < n_samples; i++) out[i] /= gain;
+  for (int64_t i = 0; i < n_samples && status == KRAIT_OK; i++) {
+    out[i] /= gain;
+    if (!isfinite(out[i])) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld", (long long)i);
+  }
   return status;
 }
 
@@ -70,13 +73,14 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
 typedef struct channel {
   kr_resampler *down, *up;
   kr_windows *windows;
-  kr_queue queue;
+  kr_queue queue, dry; /* dry: the recording itself, where a limit mixes it in */
   double sum_squares;
   float gain;
 } channel;
 
 typedef struct run {
   const krait_enhance_options *options;
+  krait_enhance_result *result;
   const kr_denoiser *denoiser;
   kr_audio_in *in;
   kr_audio_out *out;
@@ -119,6 +123,7 @@ static void close_channel(channel *c) {
   kr_windows_close(&c->windows);
   kr_resampler_close(&c->up);
   kr_queue_free(&c->queue);
+  kr_queue_free(&c->dry);
 }
 
 static int32_t open_channels(run *r) {
@@ -130,6 +135,23 @@ static int32_t open_channels(run *r) {
   return KRAIT_OK;
 }
 
+/* n samples of a channel at its level, with as much of the recording itself as the limit wants, into frames. */
+static int32_t mix_channel(run *r, int32_t c, int64_t n) {
+  channel *ch = &r->channels[c];
+  const krait_enhance_options *o = r->options;
+  const float *wet = kr_queue_front(&ch->queue), *dry = o->has_limit ? kr_queue_front(&ch->dry) : NULL;
+  const double share = o->has_limit ? pow(10, -o->limit_db / 20) : 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double clean = (double)wet[i] / ch->gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
+    const float v = (float)mixed;
+    KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED, "%s: the model's result is not a finite number; the weights or the recording's level are out of range", o->in_path);
+    r->frames[i * r->info.n_channels + c] = v;
+  }
+  kr_queue_pop(&ch->queue, n);
+  if (dry) kr_queue_pop(&ch->dry, n);
+  return KRAIT_OK;
+}
+
 /* Writes what every channel has. */
 static int32_t drain(run *r) {
   const int32_t n_channels = r->info.n_channels;
@@ -138,13 +160,18 @@ static int32_t drain(run *r) {
     for (int32_t c = 0; c < n_channels; c++)
       if (kr_queue_count(&r->channels[c].queue) < n) n = kr_queue_count(&r->channels[c].queue);
     if (n == 0) return KRAIT_OK;
-    for (int32_t c = 0; c < n_channels; c++) {
-      const float *from = kr_queue_front(&r->channels[c].queue);
-      for (int64_t i = 0; i < n; i++) r->frames[i * n_channels + c] = from[i] / r->channels[c].gain;
-      kr_queue_pop(&r->channels[c].queue, n);
-    }
+    for (int32_t c = 0; c < n_channels; c++) KR_TRY(mix_channel(r, c, n));
     KR_TRY(kr_audio_write(r->out, r->frames, n));
   }
+}
+
+/* One channel of the block in frames, on its way. */
+static int32_t push_channel(run *r, int32_t c, int64_t n) {
+  channel *ch = &r->channels[c];
+  for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * r->info.n_channels + c];
+  if (r->options->has_limit) KR_TRY(kr_queue_push(&ch->dry, r->mono, n));
+  for (int64_t i = 0; i < n; i++) r->mono[i] *= ch->gain;
+  return kr_resampler_push(ch->down, r->mono, n);
 }
 
 static int32_t stream(run *r) {
@@ -152,10 +179,7 @@ static int32_t stream(run *r) {
   for (int64_t left = r->n_frames, n = 0; left > 0; left -= n) {
     KR_TRY(kr_audio_read(r->in, r->frames, left < BLOCK ? left : BLOCK, &n));
     KR_CHECK(n > 0, KRAIT_ERR_FILE_READ, "%s changed while it was read", r->options->in_path);
-    for (int32_t c = 0; c < n_channels; c++) {
-      for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * n_channels + c] * r->channels[c].gain;
-      KR_TRY(kr_resampler_push(r->channels[c].down, r->mono, n));
-    }
+    for (int32_t c = 0; c < n_channels; c++) KR_TRY(push_channel(r, c, n));
     KR_TRY(drain(r));
   }
   for (int32_t c = 0; c < n_channels; c++) {
@@ -179,8 +203,8 @@ static int32_t prepare(run *r) {
   if (o->reference_path)
     KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz, r->info.n_channels));
   KR_TRY(scan(r));
-  KR_TRY(kr_audio_create(o->out_path, r->in, &r->out));
-  if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, &r->plot));
+  KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));
+  if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->plot));
   return open_channels(r);
 }
 
@@ -204,24 +228,41 @@ static void release(run *r) {
   kr_audio_close(&r->in);
 }
 
-static void describe_input(const run *r, krait_enhance_result *result) {
-  result->n_channels = r->info.n_channels;
-  result->n_samples = r->n_frames;
-  result->sample_rate_hz = r->info.sample_rate_hz;
-  result->audio_s = (double)r->n_frames / r->info.sample_rate_hz;
+/* The caller's struct may be an older, shorter one. */
+static void publish(krait_enhance_result *to, const krait_enhance_result *found) {
+  if (!to) return;
+  const uint32_t bytes = to->size;
+  memcpy(to, found, bytes);
+  to->size = bytes;
+}
+
+static void describe_input(run *r, krait_enhance_result *found) {
+  found->n_channels = r->info.n_channels;
+  found->n_samples = r->n_frames;
+  found->sample_rate_hz = r->info.sample_rate_hz;
+  found->audio_s = (double)r->n_frames / r->info.sample_rate_hz;
+  snprintf(found->note, sizeof found->note, "%s", kr_audio_out_note(r->out));
+  publish(r->result, found);
+}
+
+/* The picture first: with KRAIT_ENHANCE_KEEP either may be refused, and the recording is what counts. */
+static int32_t commit(run *r) {
+  if (r->plot) KR_TRY(kr_plot_commit(&r->plot));
+  return kr_audio_commit(&r->out);
 }
 
 int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options, krait_enhance_result *result) {
   const int64_t start_ns = kr_clock_ns();
-  run r = {.options = options, .denoiser = denoiser};
+  krait_enhance_result found = {.size = sizeof found};
+  run r = {.options = options, .denoiser = denoiser, .result = result};
   int32_t status = prepare(&r);
-  if (status == KRAIT_OK) describe_input(&r, result);
+  if (status == KRAIT_OK) describe_input(&r, &found);
   if (status == KRAIT_OK) status = stream(&r);
-  if (status == KRAIT_OK) status = score_and_plot(&r, result);
-  if (status == KRAIT_OK) status = kr_audio_commit(&r.out);
-  if (status == KRAIT_OK && r.plot) status = kr_plot_commit(&r.plot);
-  result->compute_s = (double)r.job.compute_ns * 1e-9;
-  result->total_s = (double)(kr_clock_ns() - start_ns) * 1e-9;
+  if (status == KRAIT_OK) status = score_and_plot(&r, &found);
+  if (status == KRAIT_OK) status = commit(&r);
+  found.compute_s = (double)r.job.compute_ns * 1e-9;
+  found.total_s = (double)(kr_clock_ns() - start_ns) * 1e-9;
+  publish(result, &found);
   release(&r);
   return status;
 }

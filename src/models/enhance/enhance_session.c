@@ -1,5 +1,7 @@
 /* enhance_session.c: krait_enhance_*: recordings through the model of a session. */
 #include <math.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -7,6 +9,7 @@
 #include "denoiser.h"
 #include "enhance.h"
 #include "outfile.h"
+#include "sized.h"
 #include "status.h"
 
 int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
@@ -16,16 +19,37 @@ int32_t krait_enhance_samples(krait_session *session, const float *in, float *ou
   return kr_enhance_samples(&denoiser, in, out, n_samples, progress, user);
 }
 
+/* Structs of 0.1, before there was more in them. */
+enum { OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db), OLD_RESULT_BYTES = offsetof(krait_enhance_result, note) };
+
+static int32_t take_options(const krait_enhance_options *options, krait_enhance_options *taken) {
+  KR_TRY(kr_struct_take("krait_enhance_options", options, OLD_OPTIONS_BYTES, taken, sizeof *taken));
+  KR_CHECK(taken->in_path && taken->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
+  KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT, "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
+  KR_CHECK(!taken->has_limit || (taken->limit_db >= 0 && taken->limit_db <= 1000), KRAIT_ERR_ARGUMENT, "options.limit_db is %g, not 0 to 1000", taken->limit_db);
+  return KRAIT_OK;
+}
+
 int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result) {
   kr_denoiser denoiser;
-  krait_enhance_result found = {.size = sizeof found};
+  krait_enhance_options taken;
   KR_CHECK(session && options, KRAIT_ERR_ARGUMENT, "session and options must not be NULL");
-  KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "options.size is %u, this library knows %zu", options->size, sizeof *options);
-  KR_CHECK(options->in_path && options->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
-  KR_CHECK(!result || result->size == sizeof *result, KRAIT_ERR_STRUCT_SIZE, "result.size is %u, this library knows %zu", result->size, sizeof *result);
+  KR_TRY(take_options(options, &taken));
+  KR_CHECK(!result || (result->size >= OLD_RESULT_BYTES && result->size <= sizeof *result), KRAIT_ERR_STRUCT_SIZE, "result.size is %u, this library knows %d to %zu", result->size,
+           OLD_RESULT_BYTES, sizeof *result);
   KR_TRY(kr_session_denoiser(session, &denoiser));
-  if (result) *result = found;
-  return kr_enhance_file(&denoiser, options, result ? result : &found);
+  return kr_enhance_file(&denoiser, &taken, result);
+}
+
+int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes) {
+  kr_audio_in *in = NULL;
+  KR_CHECK(in_path && extension && extension_bytes >= 8, KRAIT_ERR_ARGUMENT, "in_path and extension must not be NULL, extension_bytes at least 8");
+  *extension = 0;
+  KR_TRY(kr_audio_open(in_path, &in));
+  const char *other = kr_audio_extension(in, in_path);
+  snprintf(extension, extension_bytes, "%s", other ? other : "");
+  kr_audio_close(&in);
+  return KRAIT_OK;
 }
 
 int32_t krait_audio_length(const char *path, double *audio_s) {

@@ -35,6 +35,15 @@ static int is_silent(const float *samples, int64_t n) {
   return 1;
 }
 
+/* NaN would become silence in integer samples. */
+static int32_t check_finite(const kr_job *job, const float *samples, int64_t n) {
+  int64_t i = 0;
+  while (i < n && isfinite(samples[i])) i++;
+  KR_CHECK(i == n, KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number in window %lld; the weights are damaged or not for this kind of sound",
+           (long long)job->n_windows_done);
+  return KRAIT_OK;
+}
+
 static int32_t tell_progress(const kr_job *job) {
   if (!job->progress) return KRAIT_OK;
   const int64_t done = (int64_t)((double)job->n_samples * (double)job->n_windows_done / (double)job->n_windows);
@@ -50,7 +59,9 @@ int32_t kr_job_run_window(void *user, const float *in, float *out, int64_t n) {
   else status = job->denoiser->run(job->denoiser->user, in, out, n);
   job->compute_ns += kr_clock_ns() - start;
   job->n_windows_done++;
-  return status < 0 ? status : tell_progress(job);
+  KR_TRY(status);
+  KR_TRY(check_finite(job, out, n));
+  return tell_progress(job);
 }
 
 float kr_job_gain(const kr_denoiser *denoiser, double mean_square) {

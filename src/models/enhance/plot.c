@@ -1,5 +1,6 @@
 /* plot.c: spectrograms of a fixed size in pixels, whatever the length of the recording: each column is the mean power of the
  * frames that fall into it. Decibels are relative to a sine at full scale. */
+#define _GNU_SOURCE
 #include "plot.h"
 
 #include <cairo.h>
@@ -10,6 +11,7 @@
 
 #include "alloc.h"
 #include "audio.h"
+#include "clocale.h"
 #include "colors.h"
 #include "outfile.h"
 #include "spectrum.h"
@@ -30,10 +32,11 @@ typedef struct panel {
   double length_s;
 } panel;
 
-int32_t kr_plot_begin(const char *png_path, kr_plot **plot) {
+int32_t kr_plot_begin(const char *png_path, int keep_existing, kr_plot **plot) {
   kr_plot *p = kr_zalloc(sizeof *p);
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a picture");
   int32_t status = kr_outfile_begin(&p->target, png_path);
+  p->target.keep = keep_existing;
   if (status < 0) kr_free(p);
   else *plot = p;
   return status;
@@ -257,7 +260,9 @@ static int32_t write_png(const kr_plot *plot, cairo_surface_t *surface) {
 static int32_t draw_surface(const kr_plot *plot, const char *title, const panel *before, const panel *after) {
   cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, IMAGE_HEIGHT);
   cairo_t *c = cairo_create(surface);
+  const locale_t locale = kr_c_locale_begin();
   int32_t status = draw(c, title, before, after);
+  kr_c_locale_end(locale);
   if (status == KRAIT_OK && cairo_status(c) != CAIRO_STATUS_SUCCESS)
     status = kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", plot->target.path, cairo_status_to_string(cairo_status(c)));
   if (status == KRAIT_OK) status = write_png(plot, surface);

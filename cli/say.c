@@ -1,0 +1,157 @@
+/* say.c: one place that knows how text leaves the program. */
+#define _GNU_SOURCE
+#include "say.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <krait/model.h>
+
+/* ---- streams ---- */
+static FILE *own_err;
+
+FILE *kr_err(void) { return own_err ? own_err : stderr; }
+
+/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays as it is. */
+void kr_hush_libraries(void) {
+#ifdef __GLIBC__
+  FILE *null = own_err ? NULL : fopen("/dev/null", "we");
+  if (!null) return;
+  own_err = stderr;
+  stderr = null;
+#endif
+}
+
+void kr_open_streams(void) {
+  for (int fd = 0; fd <= 2; fd++)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) _exit(2);
+}
+
+int kr_end_output(const char *verb, int status, int cannot_print) {
+  const int had_failed = ferror(stdout);
+  errno = 0;
+  if (fflush(stdout) == 0 && !had_failed && !ferror(stdout)) return status;
+  fprintf(kr_err(), "krait %s: cannot write standard output%s%s\n", verb, errno ? ": " : "", errno ? strerror(errno) : "");
+  return cannot_print;
+}
+
+static const char *guarded_verb;
+static int guarded_status;
+
+static void *allocate_or_end(size_t bytes) {
+  void *block = malloc(bytes);
+  if (block) return block;
+  char line[96];
+  krait_outputs_abandon();
+  const int n = snprintf(line, sizeof line, "krait %s: out of memory\n", guarded_verb);
+  (void)!write(STDERR_FILENO, line, (size_t)n);
+  _exit(guarded_status);
+}
+
+void kr_guard_json(const char *verb, int status) {
+  guarded_verb = verb;
+  guarded_status = status;
+  json_set_alloc_funcs(allocate_or_end, free);
+}
+
+/* ---- text ---- */
+/* Bytes of the well-formed and printable UTF-8 character at s; 0 if it is none. */
+static int printable_length(const unsigned char *s) {
+  static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+  const int n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
+  uint32_t code = n == 1 ? *s : *s & (0x7fu >> n);
+  for (int i = 1; i < n; i++) {
+    if (s[i] >> 6 != 2) return 0;
+    code = code << 6 | (s[i] & 63u);
+  }
+  const int is_control = code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x2028 || code == 0x2029;
+  return n && code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) && !is_control ? n : 0;
+}
+
+char *kr_clean(char *text) {
+  for (unsigned char *s = (unsigned char *)text; *s;) {
+    const int n = printable_length(s);
+    if (n == 0) *s = '?';
+    s += n ? n : 1;
+  }
+  return text;
+}
+
+void kr_print_clean(FILE *file, const char *text) {
+  for (const unsigned char *s = (const unsigned char *)text; *s;) {
+    const int n = printable_length(s);
+    if (n == 0) fputc('?', file);
+    else fwrite(s, 1, (size_t)n, file);
+    s += n ? n : 1;
+  }
+}
+
+/* ---- JSON ---- */
+static int is_plain(const char *text) {
+  json_t *string = json_string(text); /* jansson takes any UTF-8, controls too: it escapes them */
+  json_decref(string);
+  return string != NULL;
+}
+
+json_t *kr_json_text(const char *text) {
+  static const char mark[] = "\xef\xbf\xbd";
+  json_t *plain = json_string(text);
+  if (plain) return plain;
+  char *copy = malloc(3 * strlen(text) + 1), *to = copy;
+  if (!copy) return NULL;
+  for (const unsigned char *s = (const unsigned char *)text; *s;) {
+    const int n = printable_length(s) ? printable_length(s) : *s < 0x80;
+    memcpy(to, n ? (const char *)s : mark, n ? (size_t)n : sizeof mark - 1);
+    to += n ? (size_t)n : sizeof mark - 1;
+    s += n ? n : 1;
+  }
+  *to = 0;
+  plain = json_string(copy);
+  free(copy);
+  return plain;
+}
+
+json_t *kr_json_real(double value) {
+  json_t *number = json_real(value); /* NULL for NaN and infinities */
+  return number ? number : json_null();
+}
+
+static json_t *hexadecimal(const char *text) {
+  static const char digits[] = "0123456789abcdef";
+  const size_t n = strlen(text);
+  char *hex = malloc(2 * n + 1);
+  if (!hex) return NULL;
+  for (size_t i = 0; i < n; i++) {
+    hex[2 * i] = digits[(unsigned char)text[i] >> 4];
+    hex[2 * i + 1] = digits[(unsigned char)text[i] & 15];
+  }
+  hex[2 * n] = 0;
+  json_t *string = json_string(hex);
+  free(hex);
+  return string;
+}
+
+int kr_json_set_name(json_t *object, const char *key, const char *name) {
+  char other[64];
+  int failed = json_object_set_new(object, key, kr_json_text(name));
+  if (is_plain(name)) return failed;
+  snprintf(other, sizeof other, "%s_bytes", key);
+  return failed | json_object_set_new(object, other, hexadecimal(name));
+}
+
+int kr_print_json(const char *verb, json_t *object, size_t flags) {
+  char *text = object ? json_dumps(object, flags) : NULL; /* whole: kr_guard_json ends the process where its memory ends */
+  json_decref(object);
+  if (!text) {
+    fprintf(kr_err(), "krait %s: no memory for the JSON\n", verb);
+    return 1;
+  }
+  fputs(text, stdout); /* kr_end_output tells whether it arrived */
+  fputc('\n', stdout);
+  free(text);
+  return 0;
+}

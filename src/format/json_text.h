@@ -1,0 +1,8 @@
+/* json_text.h: JSON as text that is whole or not there: jansson's json_dumps drops an object's key when it runs out of memory there. */
+#ifndef KR_JSON_TEXT_H
+#define KR_JSON_TEXT_H
+#include <jansson.h>
+
+char *kr_json_dump(const json_t *json, size_t flags); /* NULL when out of memory; to be freed with kr_free */
+
+#endif

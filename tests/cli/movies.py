@@ -1,0 +1,45 @@
+"""What libsndfile cannot read goes through FFmpeg's libavfilter where it is installed; without it one line names the ffmpeg command. Playlists are shown to nobody."""
+import pathlib
+import sys
+import tempfile
+import ctypes
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "faults"))
+import sounds  # noqa: E402
+from run import check, check_error, finish, krait  # noqa: E402
+
+MOVIES = pathlib.Path(__file__).parent.parent / "golden" / "movies"
+RUN = ["-w", pathlib.Path(__file__).parent.parent / "golden" / "primeknet" / "tiny-mamba.weights.safetensors", "--device", "cpu"]
+
+
+def has_libavfilter():
+    for version in range(7, 12):
+        try:
+            return bool(ctypes.CDLL(f"libavfilter.so.{version}"))
+        except OSError:
+            pass
+    return False
+
+
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    for name in ("second.m4a", "second.webm"):
+        (folder / name).write_bytes((MOVIES / name).read_bytes())
+        if not has_libavfilter():
+            check_error(1, f"which needs FFmpeg's libavfilter; install it (Debian: libavfilter-extra or ffmpeg), or convert the file: ffmpeg -i '{folder / name}' -vn sound.wav",
+                        "enhance", *RUN, folder / name)
+            continue
+        done = krait("enhance", *RUN, folder / name, "-f")
+        out = folder / "second.enhanced.wav"
+        check(done.returncode == 0 and done.stderr == b"" and b"read through FFmpeg's libraries; written as WAV" in done.stdout, f"{name}: {done}")
+        rate, channels, samples = sounds.read(out)[1:]
+        check(channels == 1 and abs(len(samples) / rate - 1) < 0.1, f"{name}: {len(samples)} samples at {rate} Hz")
+        (folder / "cut").mkdir(exist_ok=True)
+        (folder / "cut" / name).write_bytes((MOVIES / name).read_bytes()[:-1500])
+        check_error(1, "has no sound that can be read (FFmpeg: ", "enhance", *RUN, folder / "cut" / name)
+    if not has_libavfilter():
+        print("note: no libavfilter here; only the sentence that says so was tried")
+    (folder / "list.m3u8").write_text("#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
+    check_error(1, "not an audio file that can be read", "enhance", *RUN, folder / "list.m3u8")
+    check_error(1, "can be read but not written", "enhance", *RUN, MOVIES.parent.parent.parent / "demo" / "noisy.flac", "-o", folder / "x.m4a")
+finish()

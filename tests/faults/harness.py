@@ -1,0 +1,135 @@
+"""Runs a program with faults injected (inject.c) and judges what it left behind: the exit status says what happened, a failure is one line, outputs are all
+or nothing, and no temporary file survives."""
+import os
+import pathlib
+import select
+import subprocess
+import tempfile
+
+
+# Libraries that crash by themselves when they have no memory; nothing may be lost by it all the same.
+FOREIGN = ("libsndfile", "libsoxr", "libfontconfig", "libcairo", "libpixman", "libfreetype", "libmpg123", "libmp3lame", "libvorbis", "libopus", "libFLAC", "libexpat", "libpng")
+
+
+class Server:
+    """The program, loaded once; run(fault) runs its main in a child and returns (exit status or -signal, standard output, standard error)."""
+
+    def __init__(self, library, command, cwd, timeout=60):
+        self.timeout = timeout
+        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        (requests, self.requests), (self.answers, answers) = os.pipe(), os.pipe()
+        environment = dict(os.environ, LD_PRELOAD=str(library), KRAIT_FAULT_SERVER="1")
+        for fd, number in ((requests, 198), (answers, 199)):
+            os.dup2(fd, number)
+            os.close(fd)
+        self.process = subprocess.Popen([str(c) for c in command], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, pass_fds=(198, 199),
+                                        start_new_session=True)
+        os.close(198)
+        os.close(199)
+
+    def run(self, fault):
+        for file in (self.out, self.err):
+            file.seek(0)
+            file.truncate()
+        os.write(self.requests, fault.encode() + b"\n")
+        if not select.select([self.answers], [], [], self.timeout)[0]:
+            os.killpg(self.process.pid, 9)
+            raise TimeoutError(f"{fault}: hangs")
+        line = b""
+        while not line.endswith(b"\n"):
+            line += os.read(self.answers, 1) or b"-9\n"
+        status = int(line)
+        for file in (self.out, self.err):
+            file.seek(0)
+        return os.waitstatus_to_exitcode(status), self.out.read(), self.err.read()
+
+    def close(self):
+        for fd in (self.requests, self.answers):
+            os.close(fd)
+        self.process.wait(timeout=60)
+        self.out.close()
+        self.err.close()
+
+
+def counts(library, command, cwd):
+    """{kind: calls} of a run without faults."""
+    with tempfile.NamedTemporaryFile() as file:
+        subprocess.run([str(c) for c in command], cwd=cwd, env=dict(os.environ, LD_PRELOAD=str(library), KRAIT_FAULT_COUNTS=file.name), stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        return {kind: int(n) for kind, n in (line.split() for line in open(file.name))}
+
+
+class Case:
+    """One command on a small input. good: exit statuses of a run that worked, bad: of one that failed. outputs: names that it writes into its folder, each judged
+    all or nothing: after a failure what was there before, after success what a run without faults gives. is_same(name, got, want) may be looser than equality."""
+
+    def __init__(self, name, command, folder, good=(0,), bad=(1, 2), outputs=(), text=True, is_same=None):
+        self.name, self.command, self.folder = name, [str(c) for c in command], pathlib.Path(folder)
+        self.good, self.bad, self.outputs, self.text = good, bad, outputs, text
+        self.is_same = is_same or (lambda name, got, want: got == want)
+        self.foreign = {}
+        self.inputs = {p.name for p in self.folder.iterdir()} - set(outputs)
+
+    def read(self):
+        return {name: (self.folder / name).read_bytes() if (self.folder / name).exists() else None for name in self.outputs}
+
+    def put_old(self, exists):
+        for name in self.outputs:
+            (self.folder / name).write_bytes(b"the old one") if exists else (self.folder / name).unlink(missing_ok=True)
+
+    def reference(self):
+        done = subprocess.run(self.command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        assert done.returncode in self.good, (self.name, done)
+        self.want, self.want_out = self.read(), done.stdout
+        return self
+
+    def judge(self, fault, result, existed):
+        """A sentence on what is wrong, or None."""
+        status, out, err = result
+        old = {name: b"the old one" if existed else None for name in self.outputs}
+        left = {p.name for p in self.folder.iterdir()} - self.inputs - set(self.outputs)
+        for name in left:
+            (self.folder / name).unlink()
+        got = self.read()
+        what = f"{self.name}, {fault}: "
+        if left:
+            return what + f"left {sorted(left)}"
+        foreign = [line for line in err.decode(errors="replace").splitlines() if line.startswith("inject: crashed in ") and any(f in line for f in FOREIGN)]
+        if status < 0 and foreign and all(got[name] in (old[name], self.want[name]) for name in self.outputs):
+            self.foreign[foreign[0].rsplit("/", 1)[-1]] = self.foreign.get(foreign[0].rsplit("/", 1)[-1], 0) + 1
+            return None
+        if status < 0:
+            return what + f"killed by signal {-status}; {err[-300:]!r}"
+        if status not in self.good + self.bad:
+            return what + f"exit status {status}; {err[-300:]!r}"
+        if b"(null)" in out + err:
+            return what + "prints (null)"
+        if status in self.good:
+            if self.text and out != self.want_out:
+                return what + f"exit status {status} with another answer: {out[-200:]!r}"
+            wrong = [name for name in self.outputs if got[name] is None or not self.is_same(name, got[name], self.want[name])]
+            return what + f"exit status {status}, but {wrong} is not what it should be" if wrong else None
+        if err.count(b"\n") != 1 or not err.endswith(b"\n"):
+            return what + f"exit status {status} with not one line: {err[-300:]!r}"
+        wrong = [name for name in self.outputs if got[name] not in (old[name], self.want[name])]
+        return what + f"exit status {status}, and {wrong} is neither old nor new" if wrong else None
+
+
+def sweep(library, case, faults, report):
+    """Every fault, in turn with and without old outputs in place. report(sentence) for each that is judged wrong. Returns how many ran."""
+    server = Server(library, case.command, case.folder)
+    n = 0
+    for n, fault in enumerate(faults, 1):
+        case.put_old(n % 2 == 0)
+        try:
+            result = server.run(fault)
+        except TimeoutError as error:
+            report(f"{case.name}: {error}")
+            server.close()
+            server = Server(library, case.command, case.folder)
+            continue
+        sentence = case.judge(fault, result, n % 2 == 0)
+        if sentence:
+            report(sentence)
+    server.close()
+    case.put_old(False)
+    return n
