@@ -1,7 +1,7 @@
 """krait: operators for Mamba and attention models on any CPU and any NVIDIA GPU.
 
 `krait.ops` has the operators on torch tensors; `python -m krait` says what was found on this machine and manages the
-drop-ins for mamba_ssm, causal_conv1d and flash_attn."""
+drop-ins for mamba_ssm and causal_conv1d."""
 
 __version__ = "0.1.0"
 

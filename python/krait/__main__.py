@@ -1,6 +1,7 @@
 """python -m krait: what is found on this machine; `dropin` installs, removes and explains the drop-in packages."""
 
 import argparse
+import signal
 import sys
 
 from . import __version__, _dropin, _load
@@ -41,8 +42,10 @@ def report():
     for index, context in _cuda_devices():
         _say("cuda:%d" % index, context if isinstance(context, str) else _load.caps_text(_load.lib().krait_ctx_caps(context)))
     _report_torch()
-    for name in _dropin.PACKAGES:
-        _say(name, _dropin.explain(name))
+    for module in _dropin.MODULES:
+        text = _dropin.explain(module)
+        if module in _dropin.PACKAGES or not text.startswith("not installed"):
+            _say(module, text)
     return 0
 
 
@@ -50,11 +53,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: what is found on this machine.")
     commands = parser.add_subparsers(dest="command")
     dropin = commands.add_parser("dropin", help="the packages that stand in for upstream's").add_subparsers(dest="action", required=True)
-    packages = {"nargs": "*", "metavar": "package", "help": "default: mamba_ssm and causal_conv1d"}
+    packages = {"nargs": "*", "metavar": "package", "help": "default: all, mamba_ssm, causal_conv1d and krait_kernels (the modules *_cuda)"}
     on = dropin.add_parser("on", help="install them into this Python")
     on.add_argument("packages", **packages)
     on.add_argument("--force", action="store_true", help="also over a working upstream install")
-    dropin.add_parser("off", help="uninstall them").add_argument("packages", **packages)
+    off = dropin.add_parser("off", help="uninstall them")
+    off.add_argument("packages", **packages)
+    for parser_of in (on, off):
+        parser_of.add_argument("--kernels-only", action="store_true", help="the extension modules alone, for a fork with its own mamba_ssm or causal_conv1d")
     wheel = dropin.add_parser("wheel", help="write them as wheels")
     wheel.add_argument("folder")
     wheel.add_argument("packages", **packages)
@@ -64,4 +70,6 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader who has seen enough, head, ends it quietly
     sys.exit(main())

@@ -298,6 +298,19 @@ class Call:
         if status < 0:
             self._run_again(status, at, words)
 
+    def run_at(self, at, addresses):
+        """As run, with addresses instead of the tensors, and their place; none of them may be empty."""
+        words, scratch = self.words[:], None
+        if self.scratch_bytes:
+            scratch, words[1:4] = at.lend(self.scratch_bytes)
+        else:
+            words[1:4] = at.tail()
+        for word, i in self.addresses:
+            words[word] = addresses[i]
+        status = self.invoke(at.context, words.tobytes())
+        if status < 0:
+            self._run_again(status, at, words)
+
     def _run_again(self, status, at, words):
         """With more scratch than the place lends, if that is what the operator says. A place that keeps none is asked at once next time."""
         if status == _load.constant("KRAIT_ERR_SCRATCH"):

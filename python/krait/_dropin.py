@@ -1,12 +1,16 @@
 """The drop-in packages as distributions: writes them as wheels, installs those through pip, says who shadows whom.
 
 A wheel is made from the folder `dropin/` beside this file, with upstream's distribution name and version, so that pip and
-importlib.metadata see the requirement as satisfied. Nothing is installed over an upstream copy that works."""
+importlib.metadata see the requirement as satisfied. The extension modules below autograd are a distribution of their own, which forks of
+the packages need alone. Nothing is installed over an upstream copy that works."""
 
 import base64
 import hashlib
+import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,13 +19,17 @@ import zipfile
 from . import __version__
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dropin")
-PACKAGES = {  # distribution: upstream version it stands for, what it imports as, what it needs
-    "causal_conv1d": ("1.6.1", ("causal_conv1d", "causal_conv1d_cuda"), ("torch",)),
-    "mamba_ssm": ("2.3.2.post1", ("mamba_ssm", "selective_scan_cuda"), ("torch", "causal_conv1d")),
-    "flash_attn": ("2.8.3", ("flash_attn",), ("torch",)),
+KERNELS = "krait_kernels"
+PACKAGES = {  # distribution: version it stands for, what it imports as, what it needs
+    KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate"),
+              ("torch",)),
+    "causal_conv1d": ("1.6.1", ("causal_conv1d",), ("torch", KERNELS)),
+    "mamba_ssm": ("2.3.2.post1", ("mamba_ssm",), ("torch", "causal_conv1d", KERNELS)),
 }
-_DEFAULT = ("causal_conv1d", "mamba_ssm")
+MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
+MISSING = "Mamba3, MHA (attention layers of mamba_ssm), flash_attn"
 _MARK = "Drop-in for "
+_SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES + importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.BYTECODE_SUFFIXES
 
 
 def _version(name):
@@ -74,75 +82,119 @@ def write_wheel(name, folder):
 
 
 # ---- who is there already ---------------------------------------------------------------------------------------------
-def _copies(name):
-    """Every folder on the path that has the package, in import order."""
+def _copies(module):
+    """Every copy on the path, in import order: folders of packages, files of modules (of one folder a compiled one comes first)."""
     found = []
     for entry in sys.path:
-        path = os.path.join(os.path.abspath(entry or "."), name)
-        if os.path.isfile(os.path.join(path, "__init__.py")) and path not in found:
-            found.append(path)
+        base = os.path.join(os.path.abspath(entry or "."), module)
+        candidates = [base] if os.path.isfile(os.path.join(base, "__init__.py")) else []
+        for path in candidates + [base + suffix for suffix in _SUFFIXES if os.path.isfile(base + suffix)]:
+            if path not in found:
+                found.append(path)
     return found
 
 
 def _is_dropin(path):
     try:
-        with open(os.path.join(path, "__init__.py"), encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(path, "__init__.py") if os.path.isdir(path) else path, encoding="utf-8", errors="replace") as file:
             head = file.read(200)
     except OSError:
         return False
     return _MARK in head and "on krait" in head
 
 
-def _import_error(name):
-    """None if a fresh interpreter imports the package, else the last line of what it said."""
-    modules = [m for m in PACKAGES[name][1] if importlib.util.find_spec(m)]
-    done = subprocess.run([sys.executable, "-c", "import torch, " + ", ".join(modules or [name])], capture_output=True, text=True)
+def _import_error(module):
+    """None if a fresh interpreter imports it, else the last line of what it said."""
+    done = subprocess.run([sys.executable, "-c", "import torch, " + module], capture_output=True, text=True)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["exit status %d" % done.returncode])[-1]
 
 
-def explain(name):
+def explain(module):
     """One line: which copy Python imports, whose it is, what it hides."""
-    copies = _copies(name)
+    copies = _copies(module)
     if not copies:
         return "not installed (python -m krait dropin on)"
     texts = ["%s (%s)" % (path, "krait's drop-in" if _is_dropin(path) else "not krait's") for path in copies]
     return texts[0] + "".join(", which hides " + text for text in texts[1:])
 
 
-def _refusal(name):
-    """Why the drop-in must not be installed unasked, else None."""
-    foreign = [path for path in _copies(name) if not _is_dropin(path)]
-    if not foreign:
-        return None
-    error = _import_error(name)
-    if error is None:
-        return "%s works and is not krait's; --force replaces it" % foreign[0]
-    print("krait: %s is broken here and will be replaced (%s)" % (foreign[0], error))
-    return None
+def _refusals(name):
+    """Why the drop-in must not be installed unasked: one sentence per module."""
+    found = []
+    for module in PACKAGES[name][1]:
+        foreign = [path for path in _copies(module) if not _is_dropin(path)]
+        error = _import_error(module) if foreign else None
+        if foreign and error is None:
+            found.append("%s works and is not krait's; --force replaces it" % foreign[0])
+        elif foreign:
+            print("krait: %s is broken here and will be replaced (%s)" % (foreign[0], error))
+    return found
 
 
 # ---- commands ---------------------------------------------------------------------------------------------------------
 def _pip(*arguments):
+    if importlib.util.find_spec("pip") is None:
+        print("krait: this Python has no pip; write the wheels (python -m krait dropin wheel FOLDER) and install those (uv pip install FOLDER/*.whl)", file=sys.stderr)
+        return 1
     return subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]).returncode
 
 
+def _torch_text():
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed here: the packages need it (pip install torch, 1.13 or later)"
+    try:
+        return "torch %s is there" % importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "torch is there"
+
+
+def _tell_installed(names):
+    """What was installed and what hides it -> 0, or 1 if Python will import another copy."""
+    importlib.invalidate_caches()
+    hidden = 0
+    for name in names:
+        for module in PACKAGES[name][1]:
+            copies = _copies(module)
+            print("krait: %s (%s %s): %s" % (module, name, _version(name), copies[0] if copies else "installed where this Python does not look"))
+            if copies and not _is_dropin(copies[0]):
+                print("krait: that copy of %s is not krait's and hides the drop-in: remove it" % module, file=sys.stderr)
+                hidden = 1
+    print("krait: %s" % _torch_text())
+    print("krait: not implemented, and so missing by name: %s" % MISSING)
+    return hidden
+
+
 def _install(names, force):
-    refusals = [] if force else [text for text in map(_refusal, names) if text]
+    refusals = [] if force else [text for name in names for text in _refusals(name)]
     for text in refusals:
         print("krait: " + text, file=sys.stderr)
     if refusals:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         wheels = [write_wheel(name, folder) for name in names]
-        return _pip("install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", *wheels)
+        code = _pip("install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", *wheels)
+    return code or _tell_installed(names)
+
+
+def _sweep(folder):
+    """Removes what Python compiled into a folder that is left; an importable shell of a package makes others believe that it is there."""
+    left = [os.path.join(path, file) for path, _, files in os.walk(folder) for file in files]
+    foreign = [path for path in left if not path.endswith(".pyc")]
+    if foreign:
+        print("krait: %s stays: it holds %s, which krait did not install" % (folder, foreign[0]), file=sys.stderr)
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
 
 
 def _remove(names):
-    names = [name for name in names if any(map(_is_dropin, _copies(name)))]
+    names = [name for name in names if any(_is_dropin(path) for module in PACKAGES[name][1] for path in _copies(module))]
     if not names:
         print("krait: no drop-in is installed")
         return 0
-    return _pip("uninstall", "--yes", "--quiet", *names)
+    folders = [path for name in names for module in PACKAGES[name][1] for path in _copies(module) if os.path.isdir(path) and _is_dropin(path)]
+    code = _pip("uninstall", "--yes", "--quiet", *names)
+    return code or max([_sweep(folder) for folder in folders if os.path.isdir(folder)], default=0)
 
 
 def run(options):
@@ -150,11 +202,19 @@ def run(options):
     if unknown:
         print("krait: no drop-in for %s; there are %s" % (", ".join(unknown), ", ".join(PACKAGES)), file=sys.stderr)
         return 2
-    names = options.packages or _DEFAULT
+    only_kernels = getattr(options, "kernels_only", False)
+    if only_kernels and options.packages:
+        print("krait: --kernels-only says what is installed; leave %s out" % ", ".join(options.packages), file=sys.stderr)
+        return 2
+    names = [KERNELS] if only_kernels else options.packages or list(PACKAGES)
     if options.action == "on":
         return _install(names, options.force)
     if options.action == "off":
         return _remove(names)
-    for name in names:
-        print(write_wheel(name, options.folder) if options.action == "wheel" else "%-14s %s" % (name, explain(name)))
+    if options.action == "wheel":
+        for name in names:
+            print(write_wheel(name, options.folder))
+    else:
+        for module in [module for name in names for module in PACKAGES[name][1]]:
+            print("%-28s %s" % (module, explain(module)))
     return 0

@@ -4,6 +4,7 @@ import functools
 import threading
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 
 _compiler = getattr(torch, "compiler", None)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
@@ -50,9 +51,33 @@ def _traced(backward):
     return run
 
 
+_trace = torch._C._get_tracing_state
+_functorch = getattr(torch._C, "_functorch", None)
+_innermost = getattr(_functorch, "peek_interpreter_stack", None) or (lambda: None)
+
+
+def _check_transforms():
+    """torch.func's vmap runs an operator once per sample; it cannot differentiate one."""
+    kinds = {str(interpreter.key()).rpartition(".")[2] for interpreter in _functorch.get_interpreter_stack()}
+    if kinds & {"Grad", "Jvp"}:
+        raise RuntimeError("krait: torch.func cannot differentiate its operators: use torch.autograd.grad or backward(), also for the gradient of each sample in turn; "
+                           "torch.func.vmap without grad, vjp, jvp or jac works")
+    return True
+
+
 def is_traced():
-    """Whether every operator must be called as one, because its tensors have no memory: compilation."""
-    return is_compiling() or _tracing.on
+    """Whether every operator must be called as one, because its tensors have no memory, or must be seen: compilation, torch.jit.trace, vmap."""
+    if is_compiling() or _tracing.on:
+        return True
+    if _innermost() is not None:
+        return _check_transforms()
+    if _forward_ad._current_level >= 0:
+        raise RuntimeError("krait: forward-mode derivatives are not implemented: use backward() or torch.autograd.grad")
+    if _trace() is None:
+        return False
+    if not HAS_CUSTOM_OPS:
+        raise RuntimeError("krait: torch.jit.trace records its operators from torch 2.4 on, this is torch %s" % torch.__version__)
+    return True
 
 
 def call_after(ctx, operator, key):
@@ -83,11 +108,11 @@ def _with_placeholders(function):
 
 
 class _Last(torch.autograd.Function):
-    """Gradients as they are; theirs are refused, also where torch would take them for zero."""
+    """The first n, gradients, as they are; theirs are refused, also where torch would take them for zero. The others are what they come from."""
 
     @staticmethod
-    def forward(ctx, *grads):
-        return tuple([g.view_as(g) for g in grads])
+    def forward(ctx, n, *tensors):
+        return tuple([g.view_as(g) for g in tensors[:n]])
 
     @staticmethod
     def backward(ctx, *grads):
@@ -102,7 +127,8 @@ def once(backward):
             grads = list(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
         if torch.is_grad_enabled():
             given = [i for i, g in enumerate(grads) if g is not None]
-            for i, g in zip(given, _Last.apply(*[grads[i].detach().requires_grad_() for i in given])):
+            sources = [g for g in douts if g is not None and g.requires_grad]
+            for i, g in zip(given, _Last.apply(len(given), *[grads[i].detach().requires_grad_() for i in given], *sources)):
                 grads[i] = g
         return tuple(grads)
     return run

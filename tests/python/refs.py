@@ -1,5 +1,11 @@
 """The equations in plain torch, float64, one line of time after the other; autograd differentiates them. Independent of krait."""
 
+import glob
+import json
+import os
+import struct
+
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -84,6 +90,24 @@ def scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, softplus=False, ini
     return (out if seq_idx is None else out * (seq_idx >= 0)[:, None, :]), state
 
 
+def ssd(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial=None, seq_idx=None, softplus=False, dt_limit=(0.0, float("inf")), reverse=False):
+    """-> (out (B, L, H, P), the state after every token, last in time order, (B, L, H, P, N))."""
+    b, length, h, p = x.shape
+    B, C = [t.repeat_interleave(h // t.shape[2], dim=2) for t in (B, C)]
+    d = dt if dt_bias is None else dt + dt_bias
+    d = (F.softplus(d) if softplus else d).clamp(*dt_limit)
+    state, before = x.new_zeros(b, h, p, B.shape[3]) if initial is None else initial, torch.zeros(b, dtype=torch.int32)
+    ys, states = [None] * length, [None] * length
+    for t in range(length - 1, -1, -1) if reverse else range(length):
+        if seq_idx is not None:
+            state, before = state * (seq_idx[:, t] == before)[:, None, None, None], seq_idx[:, t]
+        state = torch.exp(d[:, t] * A)[..., None, None] * state + (d[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        ys[t], states[t] = (state * C[:, t, :, None]).sum(-1), state
+    out = torch.stack(ys, dim=1)
+    out = out if D is None else out + x * (D if D.dim() == 2 else D[:, None])
+    return out if z is None else out * silu(z), torch.stack(states, dim=1)
+
+
 def rms(rows, weight, eps):
     return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps) * weight
 
@@ -144,3 +168,30 @@ def gated_norm(x, weight, bias, z, eps, group_size, norm_before_gate, is_rms):
     out = norm(groups, 1.0, None, eps, is_rms).flatten(-2) * weight
     out = out if bias is None else out + bias
     return out * silu(z) if z is not None and norm_before_gate else out
+
+
+# ---- golden files of other programs, beside the repository where they are there --------------------------------------
+def golden_files(folder):
+    """Paths of the golden files of a folder; a mark that skips with a reason where there are none."""
+    home = os.environ.get("KRAIT_GOLDEN") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "shared", "golden")
+    paths = sorted(glob.glob(os.path.join(home, folder, "*.golden.safetensors")))
+    return paths or [pytest.param(None, marks=pytest.mark.skip(reason="no golden files in %s (KRAIT_GOLDEN names another folder)" % os.path.normpath(home)))]
+
+
+def read_safetensors(path):
+    """-> (metadata, {name: tensor}) of float32 and int32 tensors."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data, tensors = bytearray(file.read()), {}
+    metadata = header.pop("__metadata__", {})
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        kind = {"F32": torch.float32, "I32": torch.int32}[entry["dtype"]]
+        tensors[name] = torch.frombuffer(data[begin:end], dtype=kind).view(entry["shape"]) if end > begin else torch.empty(entry["shape"], dtype=kind)
+    return metadata, tensors
+
+
+def relative(got, want):
+    """L2 error over L2 norm."""
+    want = want.detach().cpu().double()
+    return float((got.detach().cpu().double() - want).norm() / want.norm())

@@ -33,8 +33,10 @@ def test_config():
         residual_in_fp32=True, fused_add_norm=True, pad_vocab_size_multiple=8, tie_embeddings=True)
     with pytest.raises(TypeError):
         MambaConfig(d_modell=3)
-    with pytest.raises(NotImplementedError):
-        small(ssm_cfg={"layer": "Mamba2"})
+    with pytest.raises(NotImplementedError, match="layer 1 is attention"):
+        small(attn_layer_idx=[1])
+    with pytest.raises(ValueError, match="Mamba1, Mamba2"):
+        small(ssm_cfg={"layer": "Mamba3"})
     with pytest.raises(ValueError):
         small(ssm_cfg={"layer": "Mamba9"})
 

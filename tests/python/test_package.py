@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -182,10 +183,12 @@ def test_dropin_wheels(tmp_path, name):
         (metadata,) = [wheel.read(n).decode() for n in names if n.endswith("METADATA")]
         (record,) = [wheel.read(n).decode() for n in names if n.endswith("RECORD")]
     assert "Name: %s\n" % name in metadata and "+krait" in metadata and "Requires-Dist: krait==" in metadata
-    assert len(record.splitlines()) == len(names) and name + "/__init__.py" in names
+    assert len(record.splitlines()) == len(names)
+    for module in _dropin.PACKAGES[name][1]:
+        assert module + ".py" in names or module + "/__init__.py" in names
 
 
-def test_who_shadows_whom(tmp_path, monkeypatch):
+def test_who_shadows_whom(tmp_path, monkeypatch, capfd):
     """A fork of the same name in front of the drop-in is found and named; a working one is not replaced unasked."""
     fork = tmp_path / "mamba_ssm"
     fork.mkdir()
@@ -194,20 +197,82 @@ def test_who_shadows_whom(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path[:1] + [p for p in sys.path[1:]])
     text = _dropin.explain("mamba_ssm")
     assert text.startswith("%s (not krait's), which hides" % fork) and "krait's drop-in" in text
-    monkeypatch.setattr(_dropin, "_import_error", lambda name: None)
+    monkeypatch.setattr(_dropin, "_import_error", lambda module: None)
     monkeypatch.setattr(_dropin, "_pip", lambda *arguments: pytest.fail("pip was called"))
-    assert _dropin._install(["mamba_ssm"], force=False) == 1
+    assert _dropin._install(["mamba_ssm"], force=False) == 1 and "works and is not krait's; --force" in capfd.readouterr().err
     calls = []
     monkeypatch.setattr(_dropin, "_pip", lambda *arguments: calls.append(arguments) or 0)
-    assert _dropin._install(["mamba_ssm"], force=True) == 0 and calls
-    monkeypatch.setattr(_dropin, "_import_error", lambda name: "ImportError: undefined symbol")
-    assert _dropin._install(["mamba_ssm"], force=False) == 0 and len(calls) == 2
+    assert _dropin._install(["mamba_ssm"], force=True) == 1 and calls  # the fork still comes first
+    assert "hides the drop-in: remove it" in capfd.readouterr().err
+    monkeypatch.setattr(_dropin, "_import_error", lambda module: "ImportError: undefined symbol")
+    _dropin._install(["mamba_ssm"], force=False)
+    assert len(calls) == 2 and "is broken here and will be replaced (ImportError: undefined symbol)" in capfd.readouterr().out
+
+
+def test_a_compiled_module_hides_a_source(tmp_path, monkeypatch):
+    """As Python's own search has it."""
+    for suffix in (".py", ".abi3.so"):
+        (tmp_path / ("selective_scan_cuda" + suffix)).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [os.path.basename(path) for path in _dropin._copies("selective_scan_cuda")[:2]] == ["selective_scan_cuda.abi3.so", "selective_scan_cuda.py"]
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """A Python with pip and nothing else, and a function that runs it with krait on its path."""
+    folder = tmp_path_factory.mktemp("bare")
+    if subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True).returncode:
+        pytest.skip("no virtual environment can be made here (ensurepip)")
+    home = tmp_path_factory.mktemp("krait")
+    shutil.copytree(os.path.dirname(_dropin.__file__), home / "krait", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+
+    def run(*arguments, **options):
+        environment = {**{k: v for k, v in os.environ.items() if not k.startswith("PIP_")}, "PYTHONPATH": str(home)}
+        return subprocess.run([str(folder / "bin" / "python"), *arguments], env=environment, capture_output=True, text=True, **options)
+    return run
+
+
+def test_on_and_off(bare_python):
+    """Says what it did; after `off` nothing is importable, also where Python compiled files of its own."""
+    done = bare_python("-m", "krait", "dropin", "on")
+    assert done.returncode == 0, done.stderr
+    for word in ("mamba_ssm (mamba_ssm 2.3.2.post1+krait", "selective_scan_cuda_oflex (krait_kernels", "torch is not installed here", "missing by name: Mamba3"):
+        assert word in done.stdout, done.stdout
+    found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
+    assert bare_python("-c", found).stdout.strip() == str(_dropin.MODULES)
+    site = bare_python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    stray = os.path.join(site, "mamba_ssm", "ops", "__pycache__", "left_over.cpython-00.pyc")
+    with open(stray, "w") as file:
+        file.write("compiled by another Python")
+    done = bare_python("-m", "krait", "dropin", "off")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert bare_python("-c", found).stdout.strip() == "[]" and not os.path.exists(os.path.join(site, "mamba_ssm"))
+    assert "no drop-in is installed" in bare_python("-m", "krait", "dropin", "off").stdout
+
+
+def test_kernels_only(bare_python):
+    """For forks with a mamba_ssm and a causal_conv1d of their own."""
+    done = bare_python("-m", "krait", "dropin", "on", "--kernels-only")
+    assert done.returncode == 0, done.stderr
+    found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
+    assert bare_python("-c", found).stdout.strip() == str(list(_dropin.PACKAGES[_dropin.KERNELS][1]))
+    assert bare_python("-m", "krait", "dropin", "on", "--kernels-only", "mamba_ssm").returncode == 2
+    assert bare_python("-m", "krait", "dropin", "off", "--kernels-only").returncode == 0
+    assert bare_python("-c", found).stdout.strip() == "[]"
+
+
+def test_a_reader_who_has_seen_enough():
+    """`python -m krait | head` prints no traceback."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    program = subprocess.Popen([sys.executable, "-m", "krait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    program.stdout.close()
+    assert program.stderr.read() == b"" and program.wait(60) != 1
 
 
 def test_unknown_package():
     done = subprocess.run([sys.executable, "-m", "krait", "dropin", "which", "mamba"], capture_output=True, text=True,
                           env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
-    assert done.returncode == 2 and "there are causal_conv1d" in done.stderr
+    assert done.returncode == 2 and "there are krait_kernels, causal_conv1d" in done.stderr
 
 
 def test_report():

@@ -1,6 +1,6 @@
-"""The extension module's names, in every argument order that releases and forks call them with."""
+"""Drop-in for causal_conv1d_cuda on krait alone: its names, in every argument order that releases and forks call them with."""
 
-from causal_conv1d import cpp_functions as _f
+from krait.ops import low_level as _f
 from krait.ops.causal_conv1d import run_backward, run_forward, run_update
 
 
@@ -13,11 +13,11 @@ def causal_conv1d_fwd(*args):
     (.., seq_idx, initial_states, out, final_states_out, silu) 1.5."""
     x, weight, bias, *rest = args
     if len(args) == 4:
-        return _f.causal_conv1d_fwd_function(x, weight, bias, None, None, None, rest[0])
+        return _f.conv_fwd(x, weight, bias, None, None, None, rest[0])
     if len(args) == 5:
-        return _f.causal_conv1d_fwd_function(x, weight, bias, rest[0], None, None, rest[1])
+        return _f.conv_fwd(x, weight, bias, rest[0], None, None, rest[1])
     if len(args) == 7:
-        return _f.causal_conv1d_fwd_function(*args)
+        return _f.conv_fwd(*args)
     if len(args) == 8:
         seq_idx, initial_states, out, final_states_out, silu = rest
         return run_forward(x, weight, bias, seq_idx, initial_states, silu, False, out, final_states_out)
@@ -29,11 +29,11 @@ def causal_conv1d_bwd(*args):
     dfinal_states, dx, return_dinitial_states, silu) 1.2; (.., dfinal_states, dx, dweight, dbias, dinitial_states, silu) 1.5."""
     x, weight, bias, dout, *rest = args
     if len(args) == 6:
-        return _f.causal_conv1d_bwd_function(x, weight, bias, dout, None, None, None, rest[0], False, rest[1])[:3]
+        return _f.conv_bwd(x, weight, bias, dout, None, None, None, rest[0], False, rest[1])[:3]
     if len(args) == 7:
-        return _f.causal_conv1d_bwd_function(x, weight, bias, dout, rest[0], None, None, rest[1], False, rest[2])[:3]
+        return _f.conv_bwd(x, weight, bias, dout, rest[0], None, None, rest[1], False, rest[2])[:3]
     if len(args) == 10:
-        return _f.causal_conv1d_bwd_function(*args)
+        return _f.conv_bwd(*args)
     if len(args) == 12:
         seq_idx, initial_states, dfinal_states, dx, dweight, dbias, dinitial_states, silu = rest
         return run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal_states, silu, False, dx, dweight, dbias,
@@ -45,7 +45,7 @@ def causal_conv1d_update(*args):
     """(x, conv_state, weight, bias, silu) 1.0; (.., silu, cache_seqlens) 1.4; (.., cache_seqlens, conv_state_indices) 1.5;
     (x, conv_state, weight, bias, out, silu, cache_seqlens, conv_state_indices) later."""
     if 5 <= len(args) <= 7:
-        return _f.causal_conv1d_update_function(*args, *[None] * (7 - len(args)))
+        return _f.conv_update(*args, *[None] * (7 - len(args)))
     if len(args) == 8:
         x, conv_state, weight, bias, out, silu, cache_seqlens, indices = args
         return run_update(x, conv_state, weight, bias, silu, cache_seqlens, indices, out)

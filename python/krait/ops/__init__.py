@@ -1,11 +1,13 @@
 """The operators on torch tensors: checks, autograd and autocast around the C calls. The drop-ins are names for these."""
 
 from .causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_varlen_states
+from .mamba_block import mamba_block
 from .mamba_inner import bimamba_inner, mamba_inner
 from .norms import add_norm, gated_norm
 from .product import product
 from .selective_scan import selective_scan
+from .ssd import ssd
 from .state_update import state_update
 
-__all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "state_update",
-           "add_norm", "gated_norm", "mamba_inner", "bimamba_inner", "product"]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "ssd", "state_update",
+           "add_norm", "gated_norm", "mamba_block", "mamba_inner", "bimamba_inner", "product"]

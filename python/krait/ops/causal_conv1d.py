@@ -209,18 +209,34 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     return tensors[6]
 
 
+def _fake_varlen(x, cu_seqlens, state_len):
+    return torch.empty(cu_seqlens.shape[0] - 1, state_len, x.shape[1], dtype=x.dtype, device=x.device).transpose(1, 2)
+
+
+def _run_varlen(call, x, cu_seqlens, state_len):
+    tensors = (x, cu_seqlens, _fake_varlen(x, cu_seqlens, state_len))
+    if call.words is None:
+        call.pack(tensors, S=cu_seqlens.shape[0] - 1, D=x.shape[1], total=x.shape[0], state_len=state_len)
+    call.run(tensors)
+    return tensors[2]
+
+
+@custom_op("causal_conv1d_varlen_states", _fake_varlen)
+def _varlen(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
+    return _run_varlen(Call(_VARLEN), x, cu_seqlens, state_len)
+
+
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """x (total, D), cu_seqlens (S+1) -> (S, D, state_len): each sequence's last inputs, zeros on the left."""
-    key = _varlen_signature((x, cu_seqlens), (state_len,))
-    call = _VARLEN.known.get(key)
+    traced = is_traced()
+    key = None if traced else _varlen_signature((x, cu_seqlens), (state_len,))
+    call = None if traced else _VARLEN.known.get(key)
     if call is None:
         if x.dim() != 2 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
             raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
                                % (tuple(x.shape), tuple(cu_seqlens.shape)))
-        call, (x, cu_seqlens) = _VARLEN.keep(_varlen_signature, (state_len,), (x, cu_seqlens.to(torch.int32)))
-    (total, d), n = x.shape, cu_seqlens.shape[0] - 1
-    tensors = (x, cu_seqlens, torch.empty(n, state_len, d, dtype=x.dtype, device=x.device).transpose(1, 2))
-    if call.words is None:
-        call.pack(tensors, S=n, D=d, total=total, state_len=state_len)
-    call.run(tensors)
-    return tensors[2]
+        cu_seqlens = cu_seqlens.to(torch.int32)
+        if traced:
+            return _varlen(x, cu_seqlens, state_len)
+        call, (x, cu_seqlens) = _VARLEN.keep(_varlen_signature, (state_len,), (x, cu_seqlens))
+    return _run_varlen(call, x, cu_seqlens, state_len)

@@ -104,6 +104,8 @@ def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_
 
 def _run_one_call_backward(call, *inputs):
     grads = _fake_backward(*inputs)
+    if not inputs[0].numel():  # no tokens: the products' sums have nothing to add, which products refuse
+        return [g if g is None else g.zero_() for g in grads]
     tensors = (*_flat(inputs[:16]), inputs[16], *_flat(grads))
     if call.words is None:
         xz, conv, _, _, delta_proj, A, A_reverse, B, C, *_, softplus, reverse, eps, _ = inputs
@@ -189,8 +191,9 @@ def _to_scan(columns, shape, is_complex):
     """(B L, N) -> (B, N, L); for complex A (B L, 2N) -> (B, N, 2L), real and imaginary part side by side."""
     b, _, length = shape
     if not is_complex:
-        return columns.view(b, length, -1).transpose(1, 2)
-    return columns.reshape(b, length, -1, 2).transpose(1, 2).reshape(b, -1, 2 * length)
+        return columns.view(b, length, columns.shape[1]).transpose(1, 2)
+    n = columns.shape[1] // 2
+    return columns.reshape(b, length, n, 2).transpose(1, 2).reshape(b, n, 2 * length)
 
 
 def _from_scan(t, is_complex):
@@ -344,7 +347,7 @@ def _project(y, out_proj, out_bias):
     """(B, D, L) -> (B, L, M)."""
     rows, (b, _, length) = _rows(y), y.shape
     out = torch.mm(rows, out_proj.t()) if out_bias is None else torch.addmm(out_bias, rows, out_proj.t())
-    return out.view(b, length, -1)
+    return out.view(b, length, out.shape[1])
 
 
 def _project_backward(dout, y, out_proj, out_bias, wanted):

@@ -138,7 +138,7 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     rowscale = None if rowscale is None else rowscale.reshape(-1)
     if dropout_p > 0.0:
         rows, mask = _drop(rows, dropout_p, rowscale)
-        call, rowscale = Call(_ADD_NORM, has_gradients=call.has_gradients), None
+        call, rowscale = None if traced else Call(_ADD_NORM, has_gradients=call.has_gradients), None
         if rows1 is not None:
             rows1, mask1 = _drop(rows1, dropout_p, None)
     tensors = (rows, weight, bias, residual, rows1, weight1, bias1, rowscale)

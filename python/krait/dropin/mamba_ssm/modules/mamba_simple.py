@@ -1,4 +1,4 @@
-"""The Mamba block with upstream's parameters, and its bidirectional form of VideoMamba (bimamba=True)."""
+"""The Mamba block with upstream's parameters; its bidirectional forms (bimamba, bimamba_type) are in bimamba.py."""
 
 import math
 
@@ -7,8 +7,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from krait.ops import mamba_block
+from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
-from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_fn_no_out_proj, selective_scan_fn
+from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
 
@@ -37,22 +39,24 @@ def _no_weight_decay(values):
 class Mamba(nn.Module):
     def __init__(self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1, dt_init="random",
                  dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True, layer_idx=None, device=None,
-                 dtype=None, bimamba=False):
+                 dtype=None, bimamba=False, bimamba_type=None, if_divide_out=False, init_layer_scale=None, nslices=5, if_devide_out=False):
         factory = {"device": device, "dtype": dtype}
         super().__init__()
         self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
         self.d_inner = int(expand * d_model)
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
-        self.use_fast_path, self.layer_idx, self.bimamba, self.activation = use_fast_path, layer_idx, bimamba, "silu"
+        self.use_fast_path, self.layer_idx, self.activation, self.bimamba_type = use_fast_path, layer_idx, "silu", _bimamba.kind_of(bimamba, bimamba_type)
+        self.bimamba, self.if_divide_out, self.nslices = self.bimamba_type != "none", if_divide_out or if_devide_out, nslices
+        self.init_layer_scale = init_layer_scale
+        if init_layer_scale is not None:
+            self.gamma = nn.Parameter(init_layer_scale * torch.ones(d_model, device=device))
 
         self.in_proj = nn.Linear(d_model, self.d_inner * 2, bias=bias, **factory)
         self.conv1d, self.x_proj, self.dt_proj = self._make_direction(conv_bias, factory)
         self.act = nn.SiLU()
         _init_dt_proj(self.dt_proj, self.dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floor)
         self.A_log, self.D = self._make_A_log(device), _no_weight_decay(torch.ones(self.d_inner, device=device))
-        if bimamba:
-            self.A_b_log, self.D_b = self._make_A_log(device), _no_weight_decay(torch.ones(self.d_inner, device=device))
-            self.conv1d_b, self.x_proj_b, self.dt_proj_b = self._make_direction(conv_bias, factory)
+        _bimamba.add_directions(self, self.bimamba_type, conv_bias, factory, device, _no_weight_decay)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
 
     def _make_direction(self, conv_bias, factory):
@@ -72,23 +76,29 @@ class Mamba(nn.Module):
             conv_state, ssm_state = self._get_states_from_cache(inference_params, hidden_states.shape[0])
             if inference_params.seqlen_offset > 0:
                 return self.step(hidden_states, conv_state, ssm_state)[0]
-        xz = self.in_proj(hidden_states).transpose(1, 2)
+        out = self._whole(hidden_states) if self.use_fast_path and ssm_state is None and not self.bimamba else None
+        return self._scaled(self._forward(self.in_proj(hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
+
+    def _whole(self, hidden_states):
+        """The block as one node in the graph; None where the first projection must be called: another layer, or one with a bias or hooks."""
+        first = self.in_proj
+        if type(first) is not nn.Linear or first.bias is not None or first._forward_hooks or first._forward_pre_hooks or first._backward_hooks:
+            return None
+        conv, dt, last = self.conv1d, self.dt_proj, self.out_proj
+        return mamba_block(hidden_states, first.weight, conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D,
+                           last.weight, last.bias)
+
+    def _scaled(self, out):
+        return out if self.init_layer_scale is None else out * self.gamma
+
+    def _forward(self, xz, conv_state, ssm_state):
         if self.bimamba:
-            return self._forward_both(xz)
-        if self.use_fast_path and inference_params is None:
+            return _bimamba.forward(self, xz)
+        if self.use_fast_path and ssm_state is None:
             return mamba_inner_fn(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
                                   self.out_proj.weight, self.out_proj.bias, -torch.exp(self.A_log.float()), None, None,
                                   self.D.float(), delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
         return self._forward_in_steps(xz, conv_state, ssm_state)
-
-    def _forward_both(self, xz):
-        ahead = mamba_inner_fn_no_out_proj(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
-                                           -torch.exp(self.A_log.float()), None, None, self.D.float(),
-                                           delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
-        back = mamba_inner_fn_no_out_proj(xz, self.conv1d_b.weight, self.conv1d_b.bias, self.x_proj_b.weight,
-                                          self.dt_proj_b.weight, -torch.exp(self.A_b_log.float()), None, None, self.D_b.float(),
-                                          delta_bias=self.dt_proj_b.bias.float(), delta_softplus=True, reverse=True)
-        return self.out_proj((ahead + back).transpose(1, 2))
 
     def _forward_in_steps(self, xz, conv_state, ssm_state):
         x, z = xz.chunk(2, dim=1)
@@ -115,7 +125,7 @@ class Mamba(nn.Module):
         dt = F.linear(dt, self.dt_proj.weight)
         y = selective_state_update(ssm_state, x, dt, -torch.exp(self.A_log.float()), B, C, self.D, z=z,
                                    dt_bias=self.dt_proj.bias, dt_softplus=True)
-        return self.out_proj(y).unsqueeze(1), conv_state, ssm_state
+        return self._scaled(self.out_proj(y).unsqueeze(1)), conv_state, ssm_state
 
     def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
         device = self.out_proj.weight.device

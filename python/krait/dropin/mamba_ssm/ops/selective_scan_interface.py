@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn
-from krait.ops import bimamba_inner, mamba_inner, product, selective_scan
+from krait.ops import add_norm, bimamba_inner, mamba_inner, product, selective_scan
 
 
 def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, *,
@@ -42,7 +42,7 @@ def selective_scan_ref(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta
         state = torch.exp(delta[:, :, t, None] * A) * state + (delta[:, :, t] * u[:, :, t])[..., None] * B[..., t]
         y = (state * C[..., t]).sum(-1)
         outs.append(2 * y.real if is_complex else y)
-    out = torch.stack(outs, dim=2)
+    out = torch.stack(outs, dim=2) if outs else torch.zeros_like(u)
     out = out if D is None else out + u * D[:, None]
     out = (out if z is None else out * F.silu(z.float())).to(dtype_in)
     return (out, state) if return_last_state else out
@@ -80,8 +80,9 @@ def _projected(rows, shape, bias, norm_weight, eps, is_complex):
     if norm_weight is not None:
         rows = (rows.float() * torch.rsqrt(rows.float().pow(2).mean(-1, keepdim=True) + eps) * norm_weight).to(rows.dtype)
     if not is_complex:
-        return rows.view(b, length, -1).transpose(1, 2)
-    return rows.reshape(b, length, -1, 2).transpose(1, 2).reshape(b, -1, 2 * length)
+        return rows.view(b, length, rows.shape[1]).transpose(1, 2)
+    n = rows.shape[1] // 2
+    return rows.reshape(b, length, n, 2).transpose(1, 2).reshape(b, n, 2 * length)
 
 
 def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
@@ -105,7 +106,12 @@ def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_we
     if C is None:
         C = _projected(rows[:, -n:], shape, C_proj_bias, c_rms_weight, b_c_dt_rms_eps, A.is_complex())
     y = selective_scan_fn(x, delta, A, B, C, D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus)
-    return F.linear(y.transpose(1, 2).reshape(-1, d), out_proj_weight, out_proj_bias).view(b, length, -1)
+    return F.linear(y.transpose(1, 2).reshape(-1, d), out_proj_weight, out_proj_bias).view(b, length, out_proj_weight.shape[0])
+
+
+def rms_norm_forward(x, weight, bias, eps=1e-6, is_rms_norm=True):
+    """The norm of rows (..., D) that mamba_inner_fn takes for B, C and delta."""
+    return add_norm(x, weight, bias, eps=eps, is_rms_norm=is_rms_norm)
 
 
 # Upstream's autograd functions by name, for code that calls their apply.

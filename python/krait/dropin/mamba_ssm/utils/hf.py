@@ -40,7 +40,9 @@ def _translate(config):
              "bias": config.get("use_bias", True), "conv_bias": config.get("use_conv_bias", True),
              "dt_rank": config.get("time_step_rank", "auto")}
     if config.get("model_type") == "mamba2":
-        mixer = {"layer": "Mamba2"}
+        del mixer["dt_rank"]
+        mixer.update(layer="Mamba2", d_state=config.get("state_size", 128), headdim=config.get("head_dim", 64), ngroups=config.get("n_groups", 8),
+                     chunk_size=config.get("chunk_size", 256), dt_limit=tuple(config.get("time_step_limit", (0.0, float("inf")))))
     return {**known, "ssm_cfg": mixer}
 
 

@@ -1,7 +1,70 @@
-"""Import path of upstream's chunk state functions."""
+"""What each chunk of a sequence adds to the state of Mamba 2, in plain torch. c chunks of q tokens: dt and its sums are (B, H, c, q)."""
 
-from mamba_ssm._pending import pending_function
+import math
 
-chunk_state = pending_function("chunk_state", "SSD")
-chunk_state_ref = pending_function("chunk_state_ref", "SSD")
-chunk_state_varlen = pending_function("chunk_state_varlen", "SSD")
+import torch
+import torch.nn.functional as F
+
+from krait.ops.ssd import time_steps
+
+
+def split_chunks(t, n_chunks, chunk_size):
+    """(B, L, ...) -> (B, c, q, ...), zeros after the last token."""
+    missing = n_chunks * chunk_size - t.shape[1]
+    padded = F.pad(t, (0, 0) * (t.dim() - 2) + (0, missing)) if missing else t
+    return padded.unflatten(1, (n_chunks, chunk_size))
+
+
+def over_heads(t, heads):
+    """(..., G, N) -> (..., H, N): a group's columns for each of its heads."""
+    return t.repeat_interleave(heads // t.shape[-2], dim=-2)
+
+
+def _chunk_cumsum_fwd(dt, A, chunk_size, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf"))):
+    """dt (B, L, H), A (H) -> (sums of A d over each chunk, d), both (B, H, c, q) float32; tokens after the last one take no time."""
+    n_chunks = math.ceil(dt.shape[1] / chunk_size)
+    d = split_chunks(time_steps(dt, dt_bias, dt_softplus, dt_limit), n_chunks, chunk_size).permute(0, 3, 1, 2)
+    return torch.cumsum(d * A.float()[:, None, None], dim=-1), d
+
+
+def _chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx=None, states=None, states_in_fp32=True):
+    """B (B, L, G, N), x (B, L, H, P) -> (B, c, H, P, N): the state after each chunk of a sequence that begins with it. With seq_idx only tokens
+    of the sequence that the chunk ends with count, none where that index is below 0."""
+    n_chunks, q = dt.shape[2:]
+    weight = torch.exp(dA_cumsum[..., -1:] - dA_cumsum) * dt
+    if seq_idx is not None:
+        index = split_chunks(seq_idx, n_chunks, q)
+        last = seq_idx[:, [min((i + 1) * q, seq_idx.shape[1]) - 1 for i in range(n_chunks)]]
+        weight = weight * ((index == last[..., None]) & (last[..., None] >= 0))[:, None]
+    X, columns = [split_chunks(t.float(), n_chunks, q) for t in (x, over_heads(B, x.shape[2]))]
+    out = torch.einsum("bcqhn,bhcq,bcqhp->bchpn", columns, weight, X).to(torch.float32 if states_in_fp32 else x.dtype)
+    return out if states is None else states.copy_(out)
+
+
+def chunk_state(B, x, dt, dA_cumsum, states_in_fp32=True):
+    """-> (B, c, H, P, N), each chunk by itself."""
+    return _chunk_state_fwd(B, x, dt, dA_cumsum, states_in_fp32=states_in_fp32)
+
+
+def chunk_state_ref(B, x, dt, dA_cumsum):
+    """chunk_state in the type of x."""
+    return _chunk_state_fwd(B, x, dt, dA_cumsum, states_in_fp32=False)
+
+
+def chunk_state_varlen(B, x, dt, dA_cumsum, cu_seqlens, chunk_states):
+    """B (L, G, N), x (L, H, P), dt and dA_cumsum (H, c, q), chunk_states (c, H, P, N) those before each chunk -> (S, H, P, N): the state of each
+    packed sequence after its last token, 0 for an empty one."""
+    q, ends = dt.shape[2], cu_seqlens.tolist()
+    columns, out = over_heads(B, x.shape[1]), []
+    for begin, end in zip(ends, ends[1:]):
+        chunk = max(end - 1, 0) // q
+        low = max(begin, chunk * q)
+        inside = slice(low - chunk * q, end - chunk * q)
+        sums = dA_cumsum[:, chunk]
+        last = sums[:, end - 1 - chunk * q, None]
+        weight = torch.exp(last - sums[:, inside]) * dt[:, chunk, inside]
+        state = torch.einsum("qhn,hq,qhp->hpn", columns[low:end].float(), weight, x[low:end].float())
+        if begin < chunk * q:
+            state = state + torch.exp(last)[..., None] * chunk_states[chunk].float()
+        out.append(state if end > begin else torch.zeros_like(state))
+    return torch.stack(out).to(chunk_states.dtype)

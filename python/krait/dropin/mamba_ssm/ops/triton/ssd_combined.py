@@ -1,11 +1,135 @@
-"""Import path of upstream's SSD functions."""
+"""The scan of Mamba 2 with upstream's signatures, its fused block function, and references in plain torch."""
 
-from mamba_ssm._pending import pending_function
+import math
 
-mamba_chunk_scan_combined = pending_function("mamba_chunk_scan_combined", "SSD")
-mamba_split_conv1d_scan_combined = pending_function("mamba_split_conv1d_scan_combined", "SSD")
-mamba_chunk_scan = pending_function("mamba_chunk_scan", "SSD")
-mamba_conv1d_scan_ref = pending_function("mamba_conv1d_scan_ref", "SSD")
-mamba_split_conv1d_scan_ref = pending_function("mamba_split_conv1d_scan_ref", "SSD")
-ssd_selective_scan = pending_function("ssd_selective_scan", "SSD")
-ssd_chunk_scan_combined_ref = pending_function("ssd_chunk_scan_combined_ref", "SSD")
+import torch
+import torch.nn.functional as F
+
+from causal_conv1d import causal_conv1d_fn
+from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref
+from krait.ops import ssd as _ssd
+from krait.ops.ssd import time_steps
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref, rmsnorm_fn
+from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan, chunk_scan_ref
+from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_fwd, chunk_state, chunk_state_ref, chunk_state_varlen
+from mamba_ssm.ops.triton.ssd_state_passing import state_passing, state_passing_ref
+
+_NO_LIMIT = (0.0, math.inf)
+
+
+def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
+                              dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False, return_varlen_states=False, state_dtype=None):
+    """x (B, L, H, P), dt (B, L, H), A (H), B and C (B, L, G, N) -> out like x[, final states (B, H, P, N)][, varlen states (S, H, P, N)].
+
+    D (H) or (H, P), z like x, dt_bias (H), initial_states (B, H, P, N), seq_idx (B, L) int32 keeps packed sequences apart, cu_seqlens (S + 1)
+    says where they end. States are float32 throughout, whatever state_dtype asks; no result depends on chunk_size."""
+    out, final, varlen = _ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_limit, return_final_states,
+                              return_varlen_states, chunk_size)
+    results = [out] + ([final] if return_final_states else []) + ([varlen] if return_varlen_states else [])
+    return out if len(results) == 1 else tuple(results)
+
+
+def _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups):
+    """-> (channels of the MLP part, channels of the scan, heads, states)."""
+    if D.dim() == 1:
+        assert headdim is not None, "headdim is needed where D is (nheads)"
+    heads, headdim = D.shape if D.dim() == 2 else (D.shape[0], headdim)
+    dim = heads * headdim
+    states = (conv1d_weight.shape[0] - dim) // ngroups // 2
+    wide = zxbcdt.shape[-1] - 2 * dim - 2 * ngroups * states - heads
+    assert heads % ngroups == 0, "nheads %d is not a multiple of ngroups %d" % (heads, ngroups)
+    assert states > 0 and conv1d_weight.shape[0] == dim + 2 * ngroups * states and wide >= 0 and wide % 2 == 0, \
+        "zxbcdt %s and conv1d_weight %s do not fit %d channels in %d groups" % (tuple(zxbcdt.shape), tuple(conv1d_weight.shape), dim, ngroups)
+    return wide // 2, dim, heads, states
+
+
+def _heads_of(xBC, dim, heads, ngroups, states):
+    """-> x (B, L, H, P), B and C (B, L, G, N)."""
+    x, B, C = xBC.split([dim, ngroups * states, ngroups * states], dim=-1)
+    return x.unflatten(-1, (heads, -1)), B.unflatten(-1, (ngroups, -1)), C.unflatten(-1, (ngroups, -1))
+
+
+def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, seq_idx=None,
+                                     dt_limit=(0.0, float("inf")), return_final_states=False, activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6,
+                                     outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True, state_dtype=None):
+    """zxbcdt (B, L, 2 d_mlp + 2 dim + 2 G N + H), in the order z0, x0, z, x, B, C, dt -> (B, L, d_mlp + dim), or (B, L, M) with outproj_weight
+    (M, d_mlp + dim)[, final states]: convolution, scan, gate or gated norm, the MLP part silu(z0) x0 before it, output projection."""
+    assert activation in (None, "silu", "swish"), "activation must be None, silu, or swish, not %r" % (activation,)
+    d_mlp, dim, heads, states = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
+    z0, x0, z, xBC, dt = zxbcdt.split([d_mlp, d_mlp, dim, dim + 2 * ngroups * states, heads], dim=-1)
+    xBC = causal_conv1d_fn(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx=seq_idx, activation=activation).transpose(1, 2)
+    x, B, C = _heads_of(xBC, dim, heads, ngroups, states)
+    gate = z.unflatten(-1, (heads, -1)) if rmsnorm_weight is None else None
+    y, final, _ = _ssd(x, dt, A, B, C, D, gate, dt_bias, initial_states, seq_idx, None, True, dt_limit, return_final_states, False, chunk_size)
+    y = y.flatten(2)
+    if rmsnorm_weight is not None:
+        y = rmsnorm_fn(y, rmsnorm_weight, None, z, rmsnorm_eps, dim // ngroups, norm_before_gate)
+    y = torch.cat([F.silu(z0) * x0, y], dim=-1) if d_mlp else y
+    if outproj_weight is not None:
+        y = F.linear(y, outproj_weight, outproj_bias)
+    else:
+        assert outproj_bias is None, "outproj_bias needs outproj_weight"
+    return (y, final) if return_final_states else y
+
+
+def mamba_chunk_scan(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False):
+    """The scan chunk by chunk in plain torch: -> out like x."""
+    cumulated, d = _chunk_cumsum_fwd(dt, A, chunk_size, dt_bias, dt_softplus, (-math.inf, math.inf))
+    states = chunk_state_ref(B, x, d, cumulated)
+    before, _ = state_passing_ref(states.flatten(3), cumulated[..., -1])
+    return chunk_scan_ref(B, C, x, d, cumulated, before.unflatten(3, states.shape[3:]), D, z)
+
+
+ssd_chunk_scan_combined_ref = mamba_chunk_scan
+
+
+def ssd_selective_scan(x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf"))):
+    """The same through selective_scan_fn: dt may be (B, L, H, P), A (H P, N), dt_bias (H, P). As upstream's it clamps dt only to a dt_limit given."""
+    heads, p = x.shape[2:]
+    wide = [dt.unsqueeze(-1) if dt.dim() == 3 else dt, None if dt_bias is None else dt_bias.unsqueeze(-1) if dt_bias.dim() == 1 else dt_bias]
+    dt, bias = [None if t is None else t.expand(*t.shape[:-1], p).flatten(-2) for t in wide]
+    if tuple(dt_limit) != _NO_LIMIT:
+        dt, bias, dt_softplus = time_steps(dt, bias, dt_softplus, dt_limit), None, False
+    A = A.repeat_interleave(p)[:, None].expand(-1, B.shape[3]) if A.dim() == 1 else A
+    D = D if D is None else D.repeat_interleave(p) if D.dim() == 1 else D.flatten()
+    z = z if z is None else z.flatten(2).transpose(1, 2)
+    out = selective_scan_fn(x.flatten(2).transpose(1, 2), dt.transpose(1, 2), A.float(), B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1), D, z, bias,
+                            dt_softplus)
+    return out.transpose(1, 2).unflatten(2, (heads, p))
+
+
+def mamba_conv1d_scan_ref(xBC, conv1d_weight, conv1d_bias, dt, A, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False,
+                          dt_limit=(0.0, float("inf")), activation="silu", headdim=None, ngroups=1):
+    """Convolution and scan one after the other: xBC (B, L, dim + 2 G N), z (B, L, dim) -> (B, L, dim)."""
+    heads = dt.shape[2]
+    headdim = z.shape[-1] // heads if z is not None else D.shape[1] if D is not None and D.dim() == 2 else headdim
+    assert headdim is not None, "headdim is needed where neither z nor D (nheads, headdim) says it"
+    dim = heads * headdim
+    xBC = causal_conv1d_ref(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, activation=activation).transpose(1, 2)
+    x, B, C = _heads_of(xBC, dim, heads, ngroups, (xBC.shape[-1] - dim) // ngroups // 2)
+    gate = z if z is None else z.unflatten(-1, (heads, -1))
+    return ssd_selective_scan(x, dt.to(x.dtype), A, B, C, D, gate, dt_bias, dt_softplus, dt_limit).flatten(2)
+
+
+def mamba_split_conv1d_scan_ref(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, dt_limit=(0.0, float("inf")), activation="silu",
+                                rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1,
+                                norm_before_gate=True):
+    """mamba_split_conv1d_scan_combined in separate steps. Unlike upstream's it knows the groups of the norm and the MLP part."""
+    d_mlp, dim, heads, states = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
+    z0, x0, z, xBC, dt = zxbcdt.split([d_mlp, d_mlp, dim, dim + 2 * ngroups * states, heads], dim=-1)
+    y = mamba_conv1d_scan_ref(xBC, conv1d_weight, conv1d_bias, dt, A, chunk_size, D, z if rmsnorm_weight is None else None, dt_bias, True, dt_limit,
+                              activation, dim // heads, ngroups)
+    if rmsnorm_weight is not None:
+        y = rms_norm_ref(y, rmsnorm_weight, None, z, rmsnorm_eps, dim // ngroups, norm_before_gate)
+    y = torch.cat([F.silu(z0) * x0, y], dim=-1) if d_mlp else y
+    return y if outproj_weight is None else F.linear(y, outproj_weight, outproj_bias)
+
+
+# Upstream's autograd functions by name, for code that calls their apply.
+class MambaChunkScanCombinedFn:
+    apply = staticmethod(mamba_chunk_scan_combined)
+
+
+class MambaSplitConv1dScanCombinedFn:
+    apply = staticmethod(mamba_split_conv1d_scan_combined)

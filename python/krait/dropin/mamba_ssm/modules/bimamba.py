@@ -1,0 +1,64 @@
+"""The bidirectional Mamba blocks of Vim (v1, v2), VideoMamba (bimamba=True, which is v2) and SegMamba (v3): parameters and forward pass beside those of Mamba.
+
+    v1: one convolution and projection, scanned forward with A_log and backward with A_b_log.
+    v2: a whole second direction, conv1d_b, x_proj_b, dt_proj_b, A_b_log, D_b, over the reversed sequence.
+    v3: v2, and a third one, *_s, over the sequence with its nslices slices interleaved."""
+
+import torch
+
+from mamba_ssm.ops.selective_scan_interface import bimamba_inner_fn, mamba_inner_fn_no_out_proj
+
+TYPES = ("none", "v1", "v2", "v3")
+
+
+def kind_of(bimamba, bimamba_type):
+    """What the two ways of asking for it mean together."""
+    if bimamba_type not in (None, *TYPES):
+        raise ValueError("bimamba_type must be none, v1, v2 or v3, not %r" % (bimamba_type,))
+    if bimamba_type in (None, "none"):
+        return "v2" if bimamba else "none"
+    return bimamba_type
+
+
+def add_directions(m, kind, conv_bias, factory, device, no_weight_decay):
+    """The further parameters of a Mamba, drawn in upstream's order."""
+    suffixes = {"none": (), "v1": (), "v2": ("b",), "v3": ("b", "s")}[kind]
+    if kind == "v1":
+        m.A_b_log = m._make_A_log(device)
+    for s in suffixes:
+        setattr(m, "A_%s_log" % s, m._make_A_log(device))
+        setattr(m, "D_" + s, no_weight_decay(torch.ones(m.d_inner, device=device)))
+        for name, module in zip(("conv1d_", "x_proj_", "dt_proj_"), m._make_direction(conv_bias, factory)):
+            setattr(m, name + s, module)
+
+
+def _direction(m, xz, s, reverse=False):
+    """One direction without the output projection, (B, D, L); s: the suffix of its parameters."""
+    conv, x_proj, dt_proj, D = [getattr(m, name + s) for name in ("conv1d", "x_proj", "dt_proj", "D")]
+    A = -torch.exp(getattr(m, "A%s_log" % s).float())
+    return mamba_inner_fn_no_out_proj(xz, conv.weight, conv.bias, x_proj.weight, dt_proj.weight, A, None, None, D.float(), delta_bias=dt_proj.bias.float(),
+                                      delta_softplus=True, reverse=reverse)
+
+
+def _interleaved(xz, n):
+    """(B, D, L) -> the same with token i of every slice side by side."""
+    return xz.unflatten(2, (n, -1)).transpose(2, 3).flatten(2)
+
+
+def _slice_after_slice(y, n):
+    """The inverse of _interleaved."""
+    return y.unflatten(2, (-1, n)).transpose(2, 3).flatten(2)
+
+
+def forward(m, xz):
+    """xz (B, 2D, L) -> (B, L, d_model), before a layer scale."""
+    if m.bimamba_type == "v1":
+        return bimamba_inner_fn(xz, m.conv1d.weight, m.conv1d.bias, m.x_proj.weight, m.dt_proj.weight, m.out_proj.weight, m.out_proj.bias,
+                                -torch.exp(m.A_log.float()), -torch.exp(m.A_b_log.float()), None, None, m.D.float(), delta_bias=m.dt_proj.bias.float(),
+                                delta_softplus=True)
+    y = _direction(m, xz, "") + _direction(m, xz, "_b", reverse=True)
+    if m.bimamba_type == "v3":
+        if xz.shape[2] % m.nslices:
+            raise ValueError("a sequence of %d does not fall into %d equal slices (nslices)" % (xz.shape[2], m.nslices))
+        y = y + _slice_after_slice(_direction(m, _interleaved(xz, m.nslices), "_s"), m.nslices)
+    return m.out_proj((y / 2 if m.if_divide_out else y).transpose(1, 2))

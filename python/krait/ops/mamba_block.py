@@ -1,0 +1,209 @@
+"""A whole Mamba block on a GPU as one autograd node: both outer projections, convolution, inner projections, scan and gate.
+
+The steps are those of mamba_inner.py, on rows of one token each. What differs is what the host does: a call that comes again
+makes torch's products and krait's calls and next to nothing else. Views that only krait's operators read are made once, to
+pack their calls, and are addresses from then on."""
+
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, is_grad_enabled, mm
+
+from .._call import Call, Operator, place, signer
+from .._torch import autocast_dtype, is_traced, once
+from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
+from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN
+
+_REAL = (torch.float32, torch.float16, torch.bfloat16)
+_SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
+_KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
+_signature = signer(11)
+_known = {}
+_MOST_KNOWN = 256
+
+
+class Weights(NamedTuple):
+    """As modules have them: x_proj's rows are dt (R), B (N), C (N)."""
+    in_proj: Tensor  # (2D, M)
+    conv: Tensor  # (D, 1, W)
+    conv_bias: Optional[Tensor]
+    x_proj: Tensor
+    delta_proj: Tensor  # (D, R)
+    delta_bias: Tensor
+    A_log: Tensor  # (D, N), float32
+    D: Tensor  # float32
+    out_proj: Tensor  # (M, D)
+    out_bias: Optional[Tensor]
+
+
+def _memory_bytes(device):
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def _fits(hidden, w):
+    """Whether the node takes them: rows of one token, one type for all that is multiplied, shapes as the block has them."""
+    if hidden.dim() != 3 or hidden.dtype not in _REAL or not hidden.numel() or w.A_log.dim() != 2 or w.conv.dim() != 3:
+        return False
+    (d, n), (rank,) = w.A_log.shape, w.delta_proj.shape[1:]
+    alike = (w.in_proj, w.conv, w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias)
+    kinds = [t is None or t.dtype is hidden.dtype for t in alike]
+    shapes = (w.in_proj.shape == (2 * d, hidden.shape[2]) and w.conv.shape[:2] == (d, 1) and w.x_proj.shape == (rank + 2 * n, d)
+              and w.delta_proj.shape[0] == d and w.delta_bias.shape == w.D.shape == (d,) and w.out_proj.shape[1] == d
+              and (w.conv_bias is None or w.conv_bias.shape == (d,)))
+    return (all(kinds) and shapes and w.A_log.dtype is w.D.dtype is torch.float32 and w.delta_bias.dtype in _REAL
+            and all([t is None or (t.device == hidden.device and not t.is_neg()) for t in (hidden, *w)]))
+
+
+class _Plan:
+    """What a signature decides: sizes, and the packed calls."""
+
+    def __init__(self, hidden, w):
+        b, length, _ = hidden.shape
+        d, n = w.A_log.shape
+        self.rank, self.d, self.n, self.shape = w.delta_proj.shape[1], d, n, (b, length, d)
+        self.rows, self.columns, self.bytes = b * length, w.x_proj.shape[0], hidden.element_size()
+        self.keeps = 2 * self.rows * d * self.bytes * _KEPT_SHARE <= _memory_bytes(hidden.device)
+        self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
+        self.calls = None
+        self.backward_calls = None
+
+    def views(self, rows, start=0, n=None):
+        """Columns of rows of one token as (B, columns, L)."""
+        b, length, d = self.shape
+        return rows.view(b, length, -1).narrow(2, start, d if n is None else n).transpose(1, 2)
+
+    def pack(self, w, xz, u, rows, delta, A, bias, y):
+        (b, length, d), n, r = self.shape, self.n, self.rank
+        conv, scan = Call(CONV), Call(SCAN)
+        conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), B=b, D=d, L=length,
+                  W=w.conv.shape[2], activation=1)
+        scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
+                   self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS, B=b, D=d, L=length, N=n, G=1, S=0)
+        self.calls = conv, scan
+
+    def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
+        xz, u, rows, delta, A, bias = kept
+        (b, length, d), n, r = self.shape, self.n, self.rank
+        conv, scan = Call(CONV_BACKWARD), Call(SCAN_BACKWARD)
+        conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(du), None, self.views(dxz),
+                   dconv.squeeze(1), dconv_bias, None), B=b, D=d, L=length, W=w.conv.shape[2], activation=1)
+        scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
+                   self.views(xz, d), bias, None, None, None, None, self.views(dy), None, self.views(du), self.views(ddelta), dA,
+                   self.views(drows, r, n), self.views(drows, r + n, n), dD, self.views(dxz, d), dbias, None, None),
+                  _SOFTPLUS, B=b, D=d, L=length, N=n, G=1, S=0)
+        self.backward_calls = conv, scan
+
+
+def _address(t):
+    return 0 if t is None else t.data_ptr()
+
+
+def _conv(plan, at, w, xz, u):
+    plan.calls[0].run_at(at, (xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, u.data_ptr(), 0))
+
+
+def _forward(plan, hidden, w):
+    """-> (out, what the backward pass takes)."""
+    at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
+    x = hidden.reshape(plan.rows, -1)
+    xz = mm(x, w.in_proj.t())
+    A = torch.exp(w.A_log).neg_()
+    bias = w.delta_bias if w.delta_bias.dtype is torch.float32 else w.delta_bias.float()
+    u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
+    if plan.calls is None:
+        plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
+    _conv(plan, at, w, xz, u)
+    rows = mm(u, w.x_proj.t())
+    delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
+    start, z = rows.data_ptr(), xz.data_ptr() + d * size
+    plan.calls[1].run_at(at, (
+        u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
+        0, 0, 0, 0, y.data_ptr(), 0))
+    out = mm(y, w.out_proj.t()) if w.out_bias is None else torch.addmm(w.out_bias, y, w.out_proj.t())
+    return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y)
+
+
+def _backward(plan, kept, w, dout, wanted):
+    """-> gradients of hidden and of the weights; wanted: of which of these."""
+    x, xz, A, bias, u, rows, delta, y = kept
+    at, d, r, n, size = place(xz), plan.d, plan.rank, plan.n, plan.bytes
+    dout = dout.reshape(plan.rows, -1)
+    dout = dout.contiguous() if 0 in dout.stride() else dout
+    grads = [None] * 11
+    if wanted[9]:
+        grads[9] = mm(dout.t(), y)
+    if wanted[10] and w.out_bias is not None:
+        grads[10] = dout.sum(0)
+    dy = mm(dout, w.out_proj)
+    if u is None:
+        u = torch.empty_like(dy)
+        _conv(plan, at, w, xz, u)
+        delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
+    du, ddelta, dxz, drows, dA, dD, dconv = [torch.empty_like(t) for t in (u, u, xz, rows, A, w.D, w.conv)]
+    dbias, dconv_bias = torch.empty_like(bias), None if w.conv_bias is None else torch.empty_like(w.conv_bias)
+    if plan.backward_calls is None:
+        plan.pack_backward(w, (xz, u, rows, delta, A, bias), dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias)
+    start, dstart, z, dz = rows.data_ptr(), drows.data_ptr(), xz.data_ptr() + d * size, dxz.data_ptr() + d * size
+    plan.backward_calls[1].run_at(at, (
+        u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
+        0, 0, 0, 0, dy.data_ptr(), 0, du.data_ptr(), ddelta.data_ptr(), dA.data_ptr(), dstart + r * size,
+        dstart + (r + n) * size, dD.data_ptr(), dz, dbias.data_ptr(), 0, 0))
+    ddt = drows.narrow(1, 0, r)
+    if wanted[5]:
+        grads[5] = mm(ddelta.t(), rows.narrow(1, 0, r))
+    mm(ddelta, w.delta_proj, out=ddt)
+    if wanted[4]:
+        grads[4] = mm(drows.t(), u)
+    du.addmm_(drows, w.x_proj)
+    plan.backward_calls[0].run_at(at, (
+        xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, du.data_ptr(), 0, dxz.data_ptr(), dconv.data_ptr(),
+        _address(dconv_bias), 0))
+    if wanted[1]:
+        grads[1] = mm(dxz.t(), x)
+    if wanted[0]:
+        grads[0] = mm(dxz, w.in_proj).view(*plan.shape[:2], -1)
+    grads[2], grads[3], grads[6], grads[7], grads[8] = dconv, dconv_bias, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD
+    return grads
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan, hidden, *weights):
+        w = Weights(*weights)
+        out, (x, xz, A, bias, u, rows, delta, y) = _forward(plan, hidden, w)
+        if not plan.keeps:
+            u = delta = None
+        ctx.save_for_backward(x, xz, A, bias, u, rows, delta, y, *weights)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx, dout):
+        tensors = ctx.saved_tensors
+        call = ctx.plan, tensors[:8], Weights(*tensors[8:]), dout, ctx.needs_input_grad[1:]
+        if autocast_dtype(dout) is None:
+            return (None, *_backward(*call))
+        with torch.autocast(dout.device.type, enabled=False):
+            return (None, *_backward(*call))
+
+
+def mamba_block(hidden, *weights):
+    """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called one by one: on a CPU, under
+    autocast, while a graph is recorded, with tensors of several types."""
+    if not hidden.is_cuda or is_traced() or autocast_dtype(hidden) is not None:
+        return None
+    key = _signature((hidden, *weights), ())
+    plan = _known.get(key)
+    if plan is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        w = Weights(*weights)
+        plan = _known[key] = _Plan(hidden, w) if _fits(hidden, w) else False
+    if not plan:
+        return None
+    if plan.has_gradients and is_grad_enabled():
+        return _Block.apply(plan, hidden, *weights)
+    with torch.no_grad():
+        return _forward(plan, hidden, Weights(*weights))[0]

@@ -1,0 +1,154 @@
+"""What clients import and call beside the main functions, and sequences or batches of nothing."""
+
+import inspect
+
+import pytest
+import torch
+
+import refs
+from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
+from mamba_ssm import Mamba
+from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_ref, rms_norm_forward, selective_scan_fn, selective_scan_ref
+from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
+from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
+from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+# (module, names): imports of clients' files and of upstream's own tests
+IMPORTS = [
+    ("mamba_ssm", "Mamba Mamba2 MambaLMHeadModel selective_scan_fn mamba_inner_fn"),
+    ("mamba_ssm.modules.mamba_simple", "Mamba Block"), ("mamba_ssm.modules.mamba2", "Mamba2 RMSNormGated"),
+    ("mamba_ssm.modules.mamba2_simple", "Mamba2Simple"), ("mamba_ssm.modules.ssd_minimal", "segsum segsum_unstable ssd_minimal_discrete"),
+    ("mamba_ssm.modules.block", "Block"), ("mamba_ssm.modules.mlp", "GatedMLP"),
+    ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref rms_norm_forward SelectiveScanFn MambaInnerFn"),
+    ("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined mamba_chunk_scan mamba_conv1d_scan_ref mamba_split_conv1d_scan_ref "
+                                          "ssd_selective_scan ssd_chunk_scan_combined_ref MambaChunkScanCombinedFn MambaSplitConv1dScanCombinedFn chunk_state chunk_scan "
+                                          "state_passing chunk_state_varlen"),
+    ("mamba_ssm.ops.triton.ssd_chunk_state", "chunk_state chunk_state_ref chunk_state_varlen _chunk_cumsum_fwd _chunk_state_fwd"),
+    ("mamba_ssm.ops.triton.ssd_state_passing", "state_passing state_passing_ref _state_passing_fwd"),
+    ("mamba_ssm.ops.triton.ssd_chunk_scan", "chunk_scan chunk_scan_ref _chunk_scan_fwd"),
+    ("mamba_ssm.ops.triton.ssd_bmm", "bmm_chunk bmm_chunk_ref _bmm_chunk_fwd"),
+    ("mamba_ssm.ops.triton.selective_state_update", "selective_state_update selective_state_update_ref"),
+    ("mamba_ssm.ops.triton.layernorm_gated", "RMSNorm LayerNorm rmsnorm_fn layernorm_fn rms_norm_ref"),
+    ("mamba_ssm.ops.triton.layer_norm", "RMSNorm layer_norm_fn rms_norm_fn layer_norm_ref rms_norm_ref layer_norm_linear_fn"),
+    ("mamba_ssm.ops.triton.layernorm", "RMSNorm layer_norm_fn rms_norm_fn"), ("mamba_ssm.ops.triton.k_activations", "swiglu SwiGLU _swiglu_fwd _swiglu_bwd"),
+    ("mamba_ssm.models.mixer_seq_simple", "MambaLMHeadModel MixerModel create_block _init_weights"), ("mamba_ssm.models.config_mamba", "MambaConfig"),
+    ("mamba_ssm.utils.generation", "InferenceParams GenerationMixin decode sample update_graph_cache"), ("mamba_ssm.utils.hf", "load_config_hf load_state_dict_hf"),
+    ("mamba_ssm.utils.torch", "custom_fwd custom_bwd custom_amp_decorator"), ("mamba_ssm.utils.determinism", "use_deterministic_mode set_deterministic_mode"),
+    ("mamba_ssm.distributed.distributed_utils", "all_gather all_gather_raw reduce_scatter reduce_scatter_raw all_reduce all_reduce_raw sync_shared_params "
+                                                "allreduce_sequence_parallel_grad get_dim_for_local_rank AllGatherFunc ReduceScatterFunc AllReduceFunc"),
+    ("mamba_ssm.distributed.tensor_parallel", "ParallelLinearFunc parallel_linear_func ColumnParallelLinear RowParallelLinear VocabParallelEmbedding "
+                                              "ColumnParallelEmbedding ParallelEmbeddings"),
+    ("causal_conv1d", "causal_conv1d_fn causal_conv1d_update"), ("causal_conv1d.causal_conv1d_varlen", "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref"),
+    ("causal_conv1d.cpp_functions", "causal_conv1d_fwd_function causal_conv1d_bwd_function causal_conv1d_update_function"),
+]
+
+
+@pytest.mark.parametrize("module,names", IMPORTS, ids=[module for module, _ in IMPORTS])
+def test_imports(module, names):
+    found = __import__(module, fromlist=names.split())
+    for name in names.split():
+        assert callable(getattr(found, name)), name
+
+
+def test_norm_of_the_inner_function(device):
+    x, weight = torch.randn(5, 12, device=device), torch.randn(12, device=device)
+    refs.close(rms_norm_forward(x, weight, None, eps=1e-5), refs.norm(x.cpu().double(), weight.cpu().double(), None, 1e-5, True), (1e-5, 1e-5))
+
+
+def test_mixed_precision_decorators():
+    """Both ways in which clients' autograd functions use them."""
+    from mamba_ssm.utils.torch import custom_bwd, custom_fwd
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        @custom_bwd
+        def backward(ctx, g):
+            return 2 * g
+    x = torch.ones(3, requires_grad=True)
+    Double.apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_shares_of_processes():
+    from mamba_ssm.distributed.distributed_utils import get_dim_for_local_rank
+    shares = [get_dim_for_local_rank(100, 3, rank, 4) for rank in range(3)]
+    assert shares == [36, 32, 32] and sum(shares) == 100
+
+
+def test_signatures_are_found_by_name():
+    """transformers passes on only what inspect.signature names."""
+    for function, needed in ((causal_conv1d_fn, "seq_idx"), (causal_conv1d_update, "conv_state_indices"), (selective_scan_fn, "return_last_state"),
+                             (mamba_inner_fn, "b_c_dt_rms_eps"), (selective_state_update, "dt_softplus")):
+        assert needed in inspect.signature(function).parameters
+
+
+# ---- nothing to do -------------------------------------------------------------------------------------------------------
+EMPTY = [(0, 5), (2, 0), (0, 0)]
+
+
+def check(result, *leaves):
+    """The sum of outputs has gradients, of zeros."""
+    outputs = result if isinstance(result, tuple) else (result,)
+    sum(t.sum() for t in outputs if t.requires_grad).backward()
+    assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves)
+    return outputs
+
+
+@pytest.mark.parametrize("b,length", EMPTY)
+def test_empty_operators(device, b, length):
+    def leaf(*shape):
+        return torch.randn(*shape, device=device, requires_grad=True)
+    x, weight, bias, B = leaf(b, 8, length), leaf(8, 4), leaf(8), leaf(b, 4, length)
+    A = (-torch.rand(8, 4, device=device)).requires_grad_()
+    assert check(causal_conv1d_fn(x, weight, bias, activation="silu"), weight, bias)[0].shape == x.shape
+    initial = torch.randn(b, 8, 3, device=device)
+    assert check(causal_conv1d_fn(x, weight, None, None, initial, True))[1].shape == (b, 8, 3)
+    for function in (selective_scan_fn, selective_scan_ref):
+        out, last = check(function(x, x, A, B, B, bias, x, bias, True, True), A)
+        assert out.shape == x.shape and last.shape == (b, 8, 4)
+    h, w = leaf(b, length, 16), leaf(16)
+    assert check(rms_norm_fn(h, w, None, residual=h, prenorm=True), w)[1].shape == h.shape
+    assert check(rmsnorm_fn(h, w, None, h))[0].shape == h.shape
+
+
+@pytest.mark.parametrize("b,length", EMPTY)
+@pytest.mark.parametrize("options", [{}, dict(use_fast_path=False), dict(bimamba=True), dict(bimamba_type="v1"), dict(bimamba_type="v3", nslices=1)], ids=str)
+def test_empty_blocks(device, options, b, length):
+    m = Mamba(16, **options).to(device)
+    assert check(m(torch.randn(b, length, 16, device=device)), m.A_log, m.in_proj.weight)[0].shape == (b, length, 16)
+
+
+@pytest.mark.parametrize("b,length", EMPTY)
+@pytest.mark.parametrize("complex_A", [False, True])
+def test_empty_chain_in_parts(device, b, length, complex_A, monkeypatch):
+    """As a GPU runs it."""
+    import sys
+    module = sys.modules["krait.ops.mamba_inner"]
+    module._INNER.known.clear()
+    monkeypatch.setattr(module, "_takes_one_call", lambda *args: False)
+    n = 4 if complex_A else 2
+    xz = torch.randn(b, 16, length, device=device, requires_grad=True)
+    weights = [torch.randn(shape, device=device) for shape in ((8, 1, 4), (8,), (1 + 2 * n, 8), (8, 1), (6, 8))]
+    A = -torch.rand(8, 2, device=device, dtype=torch.complex64 if complex_A else torch.float32)
+    out = mamba_inner_fn(xz, *weights, None, A, None, None, weights[1], weights[1])
+    module._INNER.known.clear()
+    assert out.shape == (b, length, 6) and mamba_inner_ref(xz, *weights, None, A, None, None, weights[1], weights[1]).shape == out.shape
+    out.sum().backward()
+    assert xz.grad.shape == xz.shape
+
+
+def test_empty_steps(device):
+    x, A, B = torch.randn(0, 8, device=device), -torch.rand(8, 4, device=device), torch.randn(0, 4, device=device)
+    assert selective_state_update(torch.zeros(0, 8, 4, device=device), x, x, A, B, B).shape == (0, 8)
+    weight, state = torch.randn(8, 4, device=device), torch.randn(2, 8, 4, device=device)
+    before = state.clone()
+    assert causal_conv1d_update(x, state[:0], weight).shape == (0, 8)
+    assert causal_conv1d_update(torch.randn(2, 8, 0, device=device), state, weight).shape == (2, 8, 0) and torch.equal(state, before)
+    nothing = causal_conv1d_varlen_states(x, torch.tensor([0, 0], dtype=torch.int32, device=device), 3)
+    assert nothing.shape == (1, 8, 3) and not nothing.any()

@@ -1,0 +1,154 @@
+"""Clients that are no users of mamba_ssm's own blocks: Vim, VideoMamba, SegMamba and VMamba construct and call these."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import refs
+import selective_scan_cuda_core
+import selective_scan_cuda_ndstate
+import selective_scan_cuda_oflex
+from mamba_ssm import Mamba
+
+
+# ---- bidirectional blocks ---------------------------------------------------------------------------------------------
+def reference(m, hidden):
+    """The blocks' equations in float64, one direction after the other, the reversed ones on reversed sequences."""
+    p = {k: v.detach().cpu().double().requires_grad_() for k, v in m.state_dict().items()}
+    xz = F.linear(hidden.cpu().double(), p["in_proj.weight"], p.get("in_proj.bias")).transpose(1, 2)
+    length, n = xz.shape[2], m.nslices
+
+    def direction(s, xz, shared=""):
+        return refs.mamba_inner(xz, p["conv1d%s.weight" % shared], p["conv1d%s.bias" % shared], p["x_proj%s.weight" % shared], p["dt_proj%s.weight" % shared], None, None,
+                                -torch.exp(p["A%s_log" % s]), None, None, p["D" + shared], p["dt_proj%s.bias" % shared])
+
+    y = direction("", xz)
+    if m.bimamba_type == "v1":  # the convolution runs forward in both, only the scan is reversed
+        x, z = xz.chunk(2, dim=1)
+        x, _ = refs.conv(x, p["conv1d.weight"].squeeze(1), p["conv1d.bias"], use_silu=True)
+        dt, B, C = F.linear(x.transpose(1, 2), p["x_proj.weight"]).split([m.dt_rank, m.d_state, m.d_state], dim=-1)
+        dt = F.linear(dt, p["dt_proj.weight"]).transpose(1, 2)
+        y = y + refs.scan(x, dt, -torch.exp(p["A_b_log"]), B.transpose(1, 2), C.transpose(1, 2), p["D"], z, p["dt_proj.bias"], True, reverse=True)[0]
+    else:
+        y = y + direction("_b", xz.flip(-1), "_b").flip(-1)
+    if m.bimamba_type == "v3":
+        mixed = torch.stack(xz.chunk(n, dim=-1), dim=-1).flatten(-2)
+        y = y + direction("_s", mixed, "_s").reshape(*y.shape[:2], length // n, n).permute(0, 1, 3, 2).flatten(-2)
+    out = F.linear((y / 2 if m.if_divide_out else y).transpose(1, 2), p["out_proj.weight"], p.get("out_proj.bias"))
+    return p, out if m.init_layer_scale is None else out * p["gamma"]
+
+
+@pytest.mark.parametrize("options", [dict(bimamba_type="v1"), dict(bimamba_type="v2"), dict(bimamba_type="v2", if_divide_out=True, init_layer_scale=1e-2),
+                                     dict(bimamba_type="v3", nslices=4), dict(bimamba_type="v3", nslices=5, init_layer_scale=0.5, bias=True), dict(bimamba=True)], ids=str)
+def test_bidirectional(device, options):
+    """Output and the gradient of every parameter."""
+    m = Mamba(d_model=16, d_state=4, **options).to(device)
+    with torch.no_grad():
+        for name, parameter in m.named_parameters():
+            if "A_" in name or name.startswith("D"):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(2, 20, 16, device=device)
+    p, want = reference(m, x)
+    out = m(x)
+    refs.close(out, want, (1e-4, 1e-4))
+    g = torch.randn_like(out)
+    out.backward(g)
+    want.backward(g.cpu().double())
+    for name, parameter in m.named_parameters():
+        refs.close(parameter.grad, p[name].grad, (2e-3, 2e-3))
+
+
+def test_constructors():
+    """As the clients write them, with their parameters' names."""
+    vim = Mamba(16, layer_idx=3, bimamba_type="v2", if_divide_out=True, init_layer_scale=1e-5, d_state=8)
+    assert {"gamma", "A_b_log", "D_b", "conv1d_b.weight", "x_proj_b.weight", "dt_proj_b.weight"} <= set(vim.state_dict()) and vim.if_divide_out
+    assert Mamba(16, bimamba_type="v2", if_devide_out=True).if_divide_out  # an older spelling
+    seg = Mamba(d_model=16, d_state=16, d_conv=4, expand=2, bimamba_type="v3", nslices=2)
+    assert {"A_s_log", "D_s", "conv1d_s.weight", "x_proj_s.weight", "dt_proj_s.weight", "A_b_log"} <= set(seg.state_dict())
+    one = set(Mamba(16, bimamba_type="v1").state_dict()) - set(Mamba(16).state_dict())
+    assert one == {"A_b_log"} and not Mamba(16, bimamba_type="none").bimamba
+    with pytest.raises(ValueError, match="must be none, v1, v2 or v3"):
+        Mamba(16, bimamba_type="v4")
+    with pytest.raises(ValueError, match="5 equal slices"):
+        Mamba(16, bimamba_type="v3")(torch.randn(1, 12, 16))
+
+
+def test_a_scaled_layer_in_steps():
+    """init_layer_scale counts in one-directional blocks, too, token by token as well."""
+    from mamba_ssm.utils.generation import InferenceParams
+    m, params = Mamba(16, init_layer_scale=0.25, layer_idx=0).eval(), InferenceParams(max_seqlen=6, max_batch_size=2)
+    x = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        want, got = m(x), [m(x[:, :4], inference_params=params)]
+        for i in (4, 5):
+            params.seqlen_offset = i
+            got.append(m(x[:, i:i + 1], inference_params=params))
+    refs.close(torch.cat(got, 1), want, (1e-4, 1e-5))
+
+
+# ---- extension modules --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("module", ["causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate"])
+def test_extension_modules_stand_alone(tmp_path, module):
+    """A fork's own causal_conv1d, which imports causal_conv1d_cuda, comes first on the path: no circle."""
+    for package in ("causal_conv1d", "mamba_ssm"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("import causal_conv1d_cuda, selective_scan_cuda\nfork = True\n")
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path)] + [p for p in sys.path if p]))
+    code = "import causal_conv1d, mamba_ssm, %s as m; assert causal_conv1d.fork and mamba_ssm.fork; print([n for n in dir(m) if not n.startswith('_')])" % module
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "fwd" in done.stdout
+
+
+def vmamba(device, dtype=torch.float32, n=4, each=1):
+    """Inputs as VMamba's cross scan makes them: K directions of C channels; the twins in float64 hold the reference's gradients."""
+    torch.manual_seed(0)
+    k, c, length = 4, 6, 11
+    t = [torch.randn(2, k * c, length).to(dtype), torch.rand(2, k * c // each, length).to(dtype), -torch.rand(k * c, n), torch.randn(2, k, n, length).to(dtype),
+         torch.randn(2, k, n, length).to(dtype), torch.randn(k * c), torch.rand(k * c // each)]
+    t = [v.to(device).requires_grad_() for v in t]
+    u, delta, A, B, C, D, bias = twins = refs.doubles(*t)
+    want, last = refs.scan(u, delta.repeat_interleave(each, 1), A, B, C, D, None, bias.repeat_interleave(each), True)
+    dout = torch.randn_like(want).float()
+    want.backward(dout.double())
+    return [v.detach() for v in t], twins, want, last, dout.to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("each", [1, 3])
+def test_oflex(device, dtype, each):
+    """float32 out of bf16 in, gradients in the inputs' types; one step for several channels."""
+    t, twins, want, last, dout = vmamba(device, dtype, each=each)
+    out, x, *rest = selective_scan_cuda_oflex.fwd(*t, True, 1, True)
+    assert out.dtype == torch.float32 and not rest and x.shape[-1] == 8
+    refs.close(out, want, (1e-4, 1e-4))
+    refs.close(x[:, :, -1, 1::2], last, (1e-4, 1e-4))
+    du, ddelta, dA, dB, dC, dD, dbias, *rest = selective_scan_cuda_oflex.bwd(*t, dout, x, True, 1)
+    tolerance = (1e-3, 1e-3) if dtype is torch.float32 else (2e-2, 5e-2)
+    for got, given, twin in zip((du, ddelta, dA, dB, dC, dD, dbias), t, twins):
+        assert got.dtype == given.dtype and got.shape == given.shape
+        refs.close(got, twin.grad, tolerance)
+    assert selective_scan_cuda_oflex.fwd(*t, True, 1, False)[0].dtype == dtype
+
+
+def test_core(device):
+    t, twins, want, last, dout = vmamba(device)
+    out, x = selective_scan_cuda_core.fwd(*t, True, 1)
+    refs.close(out, want, (1e-4, 1e-4))
+    for got, twin in zip(selective_scan_cuda_core.bwd(*t, dout, x, True, 1), twins):
+        refs.close(got, twin.grad, (1e-3, 1e-3))
+    assert selective_scan_cuda_core.fwd(*t[:5], None, None, False, 1)[0].shape == want.shape
+
+
+def test_ndstate(device):
+    t, twins, want, last, dout = vmamba(device, n=1)
+    u, delta, A, B, C, D, bias = t
+    flat = (u, delta, A[:, 0], B[:, :, 0], C[:, :, 0], D, bias)
+    out, x = selective_scan_cuda_ndstate.fwd(*flat, True, 1)
+    refs.close(out, want, (1e-4, 1e-4))
+    for got, given, twin in zip(selective_scan_cuda_ndstate.bwd(*flat, dout, x, True, 1), flat, twins):
+        refs.close(got, twin.grad.reshape(given.shape), (1e-3, 1e-3))

@@ -1,0 +1,78 @@
+"""The Mamba block as one autograd node: against its parts, with and without what it may keep, and where it must step aside."""
+
+import importlib
+
+import pytest
+import torch
+from conftest import DEVICES
+
+from mamba_ssm.modules.mamba_simple import Mamba
+
+block = importlib.import_module("krait.ops.mamba_block")  # the package's attribute of that name is the function
+
+
+def _tensors(m):
+    return (m.in_proj.weight, m.conv1d.weight, m.conv1d.bias, m.x_proj.weight, m.dt_proj.weight, m.dt_proj.bias, m.A_log, m.D,
+            m.out_proj.weight, m.out_proj.bias)
+
+
+def _gradients(m, x, run):
+    m.zero_grad()
+    x.grad = None
+    out = run()
+    out.backward(torch.linspace(-1, 1, out.numel(), device=x.device, dtype=x.dtype).view_as(out))
+    return [out.detach(), x.grad.clone(), *[p.grad.clone() for p in m.parameters()]]
+
+
+@pytest.mark.parametrize("conv_bias", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_node_equals_its_parts(device, keeps, conv_bias):
+    torch.manual_seed(3)
+    m = Mamba(24, d_state=5, conv_bias=conv_bias).to(device)
+    m.use_fast_path = False  # layer by layer, under autograd
+    x = torch.randn(2, 13, 24, device=device, requires_grad=True)
+    expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
+    plan = block._Plan(x, block.Weights(*tensors))
+    assert block._fits(x, block.Weights(*tensors))
+    plan.keeps = keeps
+    for _ in range(2):  # the second time calls are packed already
+        for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
+            torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_frozen_weights_and_inputs_get_no_gradient():
+    m = Mamba(16, d_state=4)
+    for p in (m.in_proj.weight, m.x_proj.weight, m.dt_proj.weight, m.out_proj.weight):
+        p.requires_grad_(False)
+    x = torch.randn(1, 9, 16)
+    out = block._Block.apply(block._Plan(x, block.Weights(*_tensors(m))), x, *_tensors(m))
+    out.sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in m.parameters())
+
+
+def test_what_does_not_fit_is_left_to_the_parts():
+    m, x = Mamba(16, d_state=4), torch.randn(1, 9, 16)
+    tensors = list(_tensors(m))
+    assert block._fits(x, block.Weights(*tensors))
+    assert not block._fits(x.double(), block.Weights(*tensors))
+    assert not block._fits(x[0], block.Weights(*tensors))
+    assert not block._fits(x[..., :8], block.Weights(*tensors))
+    assert not block._fits(x, block.Weights(*tensors[:6], tensors[6].half(), *tensors[7:]))
+    assert not block._fits(x, block.Weights(*tensors[:3], tensors[3][:-1], *tensors[4:]))
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="the module takes the node on a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_module_takes_it_unless_a_layer_is_listened_to(dtype):
+    torch.manual_seed(4)
+    m = Mamba(64, device="cuda", dtype=dtype)
+    x = torch.randn(2, 70, 64, device="cuda", dtype=dtype, requires_grad=True)
+    out = m(x)
+    assert type(out.grad_fn).__name__ == "_BlockBackward"
+    heard = []
+    hook = m.in_proj.register_forward_hook(lambda *a: heard.append(1))
+    torch.testing.assert_close(m(x), out, rtol=2e-2, atol=2e-2)
+    assert heard
+    hook.remove()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert type(m(x).grad_fn).__name__ != "_BlockBackward"

@@ -1,0 +1,144 @@
+"""torch.jit.trace, torch.export, torch.func and forward-mode derivatives: right, or refused with what to do instead."""
+
+import io
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import refs
+from krait import _torch
+from krait.ops import causal_conv1d_varlen_states, state_update
+from mamba_ssm import Mamba, Mamba2
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+from mamba_ssm.ops.triton.layer_norm import layer_norm_fn
+
+needs_operators = pytest.mark.skipif(not _torch.HAS_CUSTOM_OPS, reason="this torch has no torch.library.custom_op")
+MODULES = {"Mamba": lambda: Mamba(16), "bidirectional": lambda: Mamba(16, bimamba=True), "Mamba2": lambda: Mamba2(16, d_state=4, headdim=8)}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, vmap loops
+        yield
+
+
+@needs_operators
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", list(MODULES))
+def test_jit_trace(device, name, grad):
+    """What is recorded are krait's operators: a trace is exact on other inputs, of another shape, and after saving."""
+    m = MODULES[name]().to(device).eval()
+    with torch.set_grad_enabled(grad):
+        trace = torch.jit.trace(m, (torch.randn(2, 9, 16, device=device),))
+        assert "krait::" in str(trace.inlined_graph)
+        file = io.BytesIO()
+        torch.jit.save(trace, file)
+        file.seek(0)
+        loaded = torch.jit.load(file, map_location=device)
+        for shape in ((2, 9, 16), (3, 14, 16)):
+            x = torch.randn(shape, device=device)
+            want = m(x)
+            for other in (trace, loaded):
+                refs.close(other(x), want, (1e-6, 1e-6))
+        if grad:
+            wanted = torch.autograd.grad(m(x).square().sum(), list(m.parameters()))
+            for a, b in zip(torch.autograd.grad(loaded(x).square().sum(), list(loaded.parameters())), wanted):
+                assert a.shape == b.shape
+            grads = dict(zip([n for n, _ in loaded.named_parameters()], torch.autograd.grad(loaded(x).square().sum(), list(loaded.parameters()))))
+            for (n, _), b in zip(m.named_parameters(), wanted):
+                refs.close(grads[n], b, (1e-5, 1e-5))
+
+
+@needs_operators
+def test_a_saved_trace_in_another_process(tmp_path):
+    """It needs krait.ops, which registers the operators, and nothing of mamba_ssm."""
+    m, x = Mamba(16).eval(), torch.randn(2, 9, 16)
+    with torch.no_grad():
+        torch.jit.save(torch.jit.trace(m, (x,)), tmp_path / "m.pt")
+        torch.save((x, m(x)), tmp_path / "x.pt")
+    code = ("import sys, torch, krait.ops; m = torch.jit.load(sys.argv[1]); x, want = torch.load(sys.argv[2]); assert 'mamba_ssm' not in sys.modules; "
+            "torch.testing.assert_close(m(x), want, rtol=0, atol=0)")
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.pt"), str(tmp_path / "x.pt")], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_operators
+def test_traced_steps(device):
+    """Operators that write into their state."""
+    A, B = -torch.rand(8, 4, device=device), torch.randn(2, 4, device=device)
+
+    def step(state, x):
+        y = state_update(state, x, x.abs(), A, B, B)
+        return y, state
+
+    trace = torch.jit.trace(step, (torch.zeros(2, 8, 4, device=device), torch.randn(2, 8, device=device)), check_trace=False)
+    state, x = torch.randn(2, 8, 4, device=device), torch.randn(2, 8, device=device)
+    twin = state.clone()
+    got, want = trace(state, x)[0], step(twin, x)[0]
+    assert torch.equal(got, want) and torch.equal(state, twin)
+
+
+@needs_operators
+def test_varlen_states_and_dropout(device):
+    """Compiled and traced alike."""
+    x, ends = torch.randn(9, 4, device=device), torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    want = causal_conv1d_varlen_states(x, ends, 3)
+    assert torch.equal(torch.compile(causal_conv1d_varlen_states, backend="aot_eager", fullgraph=True)(x, ends, 3), want)
+    trace = torch.jit.trace(lambda x, ends: causal_conv1d_varlen_states(x, ends, 3), (x + 1, ends))
+    assert torch.equal(trace(x, ends), want)
+    weight = torch.ones(4, device=device)
+    out = torch.compile(lambda x: layer_norm_fn(x, weight, None, dropout_p=0.5, is_rms_norm=True), backend="aot_eager", fullgraph=True)(x)
+    assert out.shape == x.shape and bool((out == 0).any())
+
+
+@needs_operators
+@pytest.mark.skipif(not hasattr(torch, "export"), reason="this torch has no torch.export")
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_export(device, name):
+    m, x = MODULES[name]().to(device).eval(), torch.randn(2, 9, 16, device=device)
+    length = torch.export.Dim("length", min=4, max=64)
+    program = torch.export.export(m, (torch.randn(2, 11, 16, device=device),), dynamic_shapes=({1: length},))
+    refs.close(program.module()(x), m(x), (1e-6, 1e-6))
+
+
+def _scan():
+    A, B = -torch.rand(8, 4), torch.randn(2, 4, 9)
+    return lambda u: selective_scan_fn(u, u.abs(), A, B, B)
+
+
+@needs_operators
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
+def test_vmap():
+    """Sample by sample, with gradients from outside."""
+    f, samples = _scan(), torch.randn(3, 2, 8, 9, requires_grad=True)
+    got, want = torch.func.vmap(f)(samples), torch.stack([f(s) for s in samples])
+    assert torch.equal(got, want)
+    assert torch.equal(*[torch.autograd.grad(t.square().sum(), samples)[0] for t in (got, want)])
+    for m in (Mamba(16), Mamba2(16, d_state=4, headdim=8)):
+        x = torch.randn(3, 2, 9, 16)
+        refs.close(torch.func.vmap(m)(x), torch.stack([m(s) for s in x]), (1e-6, 1e-6))
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
+def test_derivatives_of_torch_func_are_refused():
+    f, u = _scan(), torch.randn(2, 8, 9)
+    for call in (lambda: torch.func.grad(lambda u: f(u).sum())(u), lambda: torch.func.jvp(f, (u,), (u,)), lambda: torch.func.jacrev(f)(u),
+                 lambda: torch.func.vmap(torch.func.grad(lambda u: f(u).sum()))(u[None]), lambda: torch.func.grad(lambda u: torch.func.vmap(f)(u).sum())(u[None])):
+        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate its operators: use torch.autograd.grad or backward\(\)"):
+            call()
+
+
+def test_forward_mode_is_refused():
+    """Also where torch would take a derivative for zero."""
+    f, u = _scan(), torch.randn(2, 8, 9)
+    with torch.autograd.forward_ad.dual_level():
+        with pytest.raises(RuntimeError, match=r"forward-mode derivatives are not implemented: use backward\(\)"):
+            f(torch.autograd.forward_ad.make_dual(u, u))
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.functional.jvp(f, (u,), (u,))

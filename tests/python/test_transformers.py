@@ -1,0 +1,79 @@
+"""transformers' Mamba models on a CPU compute with the drop-ins what they compute without: logits, gradients, generated tokens."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import refs
+import transformers_models
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _needs():
+    """Why these tests cannot run here, else None. Releases before 5.15 take the drop-ins on a GPU only."""
+    try:
+        import transformers
+    except ImportError:
+        return "transformers is not installed"
+    release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    return None if release >= (5, 15) else "transformers %s asks for CUDA" % transformers.__version__
+
+
+pytestmark = pytest.mark.skipif(bool(_needs()), reason=str(_needs()))
+
+
+def _start(path, switch):
+    """One process without the drop-ins, one with."""
+    dropins = [p for p in sys.path if p and os.path.isfile(os.path.join(p, "mamba_ssm", "__init__.py"))]
+    paths = [p for p in sys.path if p and (switch or p not in dropins)]
+    code = "import sys, runpy; sys.path[:] = %r; sys.argv = [%r, %r]; import torch; torch.set_num_threads(1); runpy.run_path(sys.argv[0], run_name='__main__')"
+    program = os.path.join(_HERE, "transformers_models.py")
+    return subprocess.Popen([sys.executable, "-I", "-c", code % (paths, program, str(path))], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    if os.environ.get("KRAIT_INSTALLED") and any("site-packages" in p and os.path.isdir(os.path.join(p, "mamba_ssm")) and os.path.isdir(os.path.join(p, "transformers"))
+                                                 for p in sys.path):
+        pytest.skip("the drop-ins share a folder with transformers, and cannot be left out")
+    paths = [tmp_path_factory.mktemp("models") / name for name in ("off.pt", "on.pt")]
+    processes = [_start(path, switch) for path, switch in zip(paths, (False, True))]
+    for process in processes:
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+    return [torch.load(path)["results"] for path in paths]
+
+
+@pytest.mark.parametrize("name", list(transformers_models.MODELS))
+def test_the_same_with_and_without(both, name):
+    off, on = [results[name] for results in both]
+    if isinstance(off, str):
+        pytest.skip("transformers without the drop-ins: " + off)
+    assert not isinstance(on, str), on
+    assert off.keys() == on.keys() and torch.equal(off["tokens"], on["tokens"])
+    assert refs.relative(on["logits"], off["logits"]) < 1e-5
+    if name == "falcon_mamba":  # its fast path in training is mamba_inner_fn, which norms delta after dt_proj; without it the norm comes before
+        assert refs.relative(on["training logits"], off["training logits"]) > 1e-3
+        return
+    assert refs.relative(on["training logits"], off["training logits"]) < 1e-5
+    for key, want in off.items():
+        if key.startswith("gradient"):
+            assert (on[key] - want).norm() <= 1e-4 * want.norm() + 1e-7, key
+
+
+def test_the_fast_path_is_taken():
+    """Equal would be no news if transformers did not see the drop-ins."""
+    from transformers.models.mamba2 import modeling_mamba2
+    from mamba_ssm.ops.triton import ssd_combined
+    calls, real = [], ssd_combined._ssd
+    ssd_combined._ssd = lambda *args: calls.append(1) or real(*args)
+    try:
+        model = transformers_models.build("mamba2").train()
+        model(torch.randint(1, 60, (1, 9)), use_cache=False)
+    finally:
+        ssd_combined._ssd = real
+    assert len(calls) == 2 and modeling_mamba2.__name__

@@ -1,0 +1,76 @@
+"""Small random models of transformers: logits in evaluation and training, every gradient, tokens generated with a cache. Run as a program,
+with the drop-ins on the path or not, it saves what it computed: transformers_models.py OUT [NAME ...]."""
+
+import os
+import sys
+
+import torch
+
+_MAMBA1 = dict(hidden_size=32, state_size=8, num_hidden_layers=2, vocab_size=64, time_step_rank=4)
+_MAMBA2 = dict(hidden_size=32, state_size=8, num_hidden_layers=2, vocab_size=64, head_dim=8, num_heads=8, n_groups=2, chunk_size=16)
+_HYBRID = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64)
+_BAMBA = dict(_HYBRID, mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_chunk_size=16)
+
+# name: (configuration class, model class, its arguments)
+MODELS = {
+    "mamba": ("MambaConfig", "MambaForCausalLM", _MAMBA1),
+    "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM", _MAMBA1),
+    "jamba": ("JambaConfig", "JambaForCausalLM", dict(_HYBRID, mamba_d_state=8, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2,
+                                                      num_experts_per_tok=1, expert_layer_period=2, expert_layer_offset=1)),
+    "zamba": ("ZambaConfig", "ZambaForCausalLM", dict(_HYBRID, num_hidden_layers=3, num_key_value_heads=4, mamba_d_state=8, mamba_dt_rank=4,
+                                                      n_mamba_heads=2, layers_block_type=["mamba", "hybrid", "hybrid"], attention_head_dim=16)),
+    "mamba2": ("Mamba2Config", "Mamba2ForCausalLM", _MAMBA2),
+    "bamba": ("BambaConfig", "BambaForCausalLM", dict(_BAMBA, attn_layer_indices=[1])),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", dict(_BAMBA, mamba_d_ssm=64)),
+    "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", dict(_BAMBA, layer_types=["mamba", "attention"], shared_intermediate_size=32,
+                                                                             num_local_experts=2, num_experts_per_tok=1)),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", dict(_HYBRID, layers_block_type=["mamba", "attention"], head_dim=8, ssm_state_size=8,
+                                                                   mamba_num_heads=8, mamba_head_dim=8, n_groups=2, chunk_size=16)),
+    "zamba2": ("Zamba2Config", "Zamba2ForCausalLM", dict(_HYBRID, num_key_value_heads=4, mamba_d_state=8, mamba_ngroups=2, n_mamba_heads=8,
+                                                         mamba_headdim=8, chunk_size=16, layers_block_type=["mamba", "hybrid"], num_mem_blocks=1,
+                                                         attention_head_dim=16, use_long_context=False)),
+}
+
+
+def build(name):
+    import transformers
+    config, model, arguments = MODELS[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, config)(**arguments))
+    with torch.no_grad():
+        for parameter in made.parameters():  # off their constants, so that nothing is equal by chance
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return made
+
+
+def compute(name):
+    model, generator = build(name), torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 60, (2, 37), generator=generator)
+    results = {}
+    model.eval()
+    with torch.no_grad():
+        results["logits"] = model(ids).logits
+        results["tokens"] = model.generate(ids[:, :9], max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)
+    model.train()
+    out = model(ids, labels=ids, use_cache=False)
+    results["training logits"] = out.logits.detach()
+    out.loss.backward()
+    results.update(("gradient of " + key, p.grad.clone()) for key, p in model.named_parameters() if p.grad is not None)
+    return results
+
+
+def main():
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+    transformers.logging.set_verbosity_error()
+    results = {}
+    for name in sys.argv[2:] or MODELS:
+        try:
+            results[name] = compute(name)
+        except Exception as error:  # a release without that model, or one that fails: the test says which
+            results[name] = "%s: %s" % (type(error).__name__, error)
+    torch.save({"version": transformers.__version__, "results": results}, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
