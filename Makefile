@@ -9,15 +9,22 @@ help: ## print this help
 setup: ## install the packages that the build needs (apt; asks for root if it has to)
 	@tools/setup
 
-build: setup ## build the program: build/krait
+build: setup ## build the program, build/krait, and libkrait.so
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD)
+	@ninja -C $(BUILD) program
 
-demo: build ## enhance the bundled noisy recording; results in demo-output
+demo: setup ## build the program and enhance the bundled noisy recording; results in demo-output
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@ninja -C $(BUILD) krait
 	@tools/demo $(BUILD)
 
-test: build ## run every test; one summary at the end
+test: build ## build and run every test; one summary at the end
+	@ninja -C $(BUILD)
 	@tools/run-tests $(BUILD)
+
+quick: ## build and run the tests of what changed since main (SINCE=commit)
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@tools/quick $(BUILD) $(SINCE)
 
 wheel: build ## one Python wheel for every Python and torch, and the drop-ins' (into build/wheels)
 	@mkdir -p $(BUILD)/wheels && KRAIT_LIBRARY=$(BUILD)/src/libkrait.so python3 python/backend/krait_build.py $(BUILD)/wheels
@@ -35,18 +42,35 @@ sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under
 bench: build ## time the scan, its gradient and the convolution beside what this machine can do
 	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op || exit 1; done
 
+docs: ## rewrite the tables of docs/OPS.md from the signatures
+	@python3 tools/make_sigs.py --docs docs/OPS.md src/ops/*/*.sig
+
 gpus: build ## assemble all device code for every GPU architecture (ptxas in PATH, an older one in PTXAS_12) and write docs/GPUS.md
 	@python3 tests/cuda/assemble.py $(BUILD)/src/cuda --write docs/GPUS.md
 
 aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools are absent)
 	@tools/run-aarch64
 
-fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (needs clang and its runtime, else says so and stops)
+fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (fails where clang and its runtime are not there)
 	@tools/setup fuzz
 	@tools/run-fuzz $(or $(FUZZ_SECONDS),60)
 
-install: build ## install program, libraries and headers (PREFIX through meson configure)
-	@meson install -C $(BUILD)
+install: setup ## install program, libkrait, headers, pkg-config, CMake, manual and completions (PREFIX=/usr/local, DESTDIR=)
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@[ -z "$(PREFIX)" ] || meson configure $(BUILD) -Dprefix=$(PREFIX)
+	@ninja -C $(BUILD) installable
+	@meson install -C $(BUILD) --no-rebuild $(if $(DESTDIR),--destdir "$(DESTDIR)")
 
-.PHONY: help gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
+dist: build ## source archive with the device code of this tree, so that clang is not needed to build it (into dist/)
+	@tools/dist $(BUILD)
+
+tarball: build ## the program with all libraries that it needs, for any Linux of this machine's kind (into dist/)
+	@tools/tarball $(BUILD)
+
+deb: ## Debian packages of program, library and headers, checked by lintian (into dist/)
+	@tools/setup
+	@tools/setup deb
+	@tools/deb $(BUILD)
+
+.PHONY: quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""embed_file.py IN OUT NAME: writes IN as a C array kr_embed_NAME with its size, ended by a NUL that the size does not count."""
+"""embed_file.py IN OUT NAME: writes a C file that holds IN's bytes (.incbin) as kr_embed_NAME with its size, ended by a NUL that
+the size does not count."""
 import pathlib, sys
 
-data = pathlib.Path(sys.argv[1]).read_bytes()
-name = sys.argv[3]
-rows = [", ".join(str(b) for b in data[i : i + 24]) for i in range(0, len(data), 24)]
-text = f"/* Generated from {pathlib.Path(sys.argv[1]).name}. */\n#include <stddef.h>\n"
-text += f"extern const unsigned char kr_embed_{name}[];\nextern const size_t kr_embed_{name}_bytes;\n"
-text += f"const unsigned char kr_embed_{name}[] = {{\n" + ",\n".join(rows + ["0"]) + "};\n"
-text += f"const size_t kr_embed_{name}_bytes = {len(data)};\n"
-pathlib.Path(sys.argv[2]).write_text(text)
+path, name = pathlib.Path(sys.argv[1]).resolve(), "kr_embed_" + sys.argv[3]
+pathlib.Path(sys.argv[2]).write_text(f"""/* Made from {path.name} by tools/embed_file.py. */
+#include <stddef.h>
+__asm__(".pushsection .rodata\\n.balign 64\\n.globl {name}\\n.hidden {name}\\n{name}:\\n.incbin \\"{path}\\"\\n.byte 0\\n.popsection\\n");
+extern const unsigned char {name}[];
+extern const size_t {name}_bytes;
+const size_t {name}_bytes = {path.stat().st_size};
+""")

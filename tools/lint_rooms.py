@@ -46,12 +46,16 @@ def strip_comments(text):
 
 def check_includes(path, text, law, libs, owner):
     room = room_of(path)
+    if room == "tools":  # a program of the build, not of the house
+        return
     if room not in law:
         problems.append(f"{path.relative_to(ROOT)}: room '{room}' is not in ROOMS")
         return
     for quoted, angled in re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', text, re.M):
         if quoted:
             target = owner.get(pathlib.Path(quoted).name)
+            if quoted == "emulator.h" and path.name == "kernel.cuh":  # only where KR_EMULATE is defined: the tests
+                continue
             if target and target != room and "*" not in law[room] and target.replace("src/", "") not in law[room]:
                 problems.append(f"{path.relative_to(ROOT)}: {room} may not include {quoted} of {target}")
         for lib, rooms in libs.items():
@@ -62,7 +66,7 @@ def check_includes(path, text, law, libs, owner):
 def check_calls(path, text):
     room = room_of(path)
     for pattern, rooms in FENCED.items():
-        if room in rooms or room == "tests":
+        if room in rooms or room in ("tests", "tools"):
             continue
         for number, line in enumerate(strip_comments(text).splitlines(), 1):
             if re.search(pattern, line):
@@ -76,7 +80,7 @@ def main():
     names = {}
     for path in sources:
         text = path.read_text()
-        if path.suffix in (".c", ".h") and room_of(path) != "include":
+        if path.suffix in (".c", ".h", ".cu", ".cuh") and room_of(path) != "include":
             check_includes(path, text, law, libs, owner)
             check_calls(path, text)
         if not text.lstrip().startswith("/*") and not text.lstrip().startswith("//"):

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""installed.py BUILD: what `make install` puts into place, used as a stranger would: README's C example built against it with pkg-config
+and CMake, shared and static, as C and as C++; every header alone; exported names; manual page and completions."""
+import os, pathlib, re, shutil, subprocess, sys, tempfile
+
+ROOT, BUILD = pathlib.Path(__file__).resolve().parents[2], pathlib.Path(sys.argv[1]).resolve()
+failures = []
+
+
+def run(*command, **more):
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, **more)
+
+
+def expect(what, result, output=None):
+    good = result.returncode == 0 and (output is None or output in result.stdout)
+    print(("ok      " if good else "WRONG   ") + what)
+    if not good:
+        failures.append(what)
+        print(result.stdout[-1000:], result.stderr[-3000:])
+    return good
+
+
+def compilers():
+    found = [(c, "-std=c99") for c in ("gcc", "clang", *sorted(f"clang-{n}" for n in range(14, 30))) if shutil.which(c)]
+    return found[:2] if len(found) > 1 else found, [(c, "-std=c++17") for c in ("g++",) if shutil.which(c)]
+
+
+def example():
+    """The C program in README, as it stands there."""
+    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 1 and "main(" in blocks[0], "README has one C program"
+    return blocks[0]
+
+
+def check_headers(include, scratch):
+    names = sorted((include / "krait").glob("*.h"))
+    assert len(names) >= 5, names
+    c, cxx = compilers()
+    for name in names:
+        for compiler, standard in c + cxx:
+            source = scratch / ("alone.c" if (compiler, standard) in c else "alone.cpp")
+            source.write_text(f"#include <krait/{name.name}>\nint main(void) {{ return 0; }}\n")
+            expect(f"{name.name} alone, {compiler} {standard}",
+                   run(compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{include}", source))
+
+
+def check_example(flags, libdir, scratch):
+    c, cxx = compilers()
+    for compiler, standard in c + cxx:
+        program = scratch / "example"
+        strict = ["-Wall", "-Werror"] + (["-Wextra", "-Wpedantic"] if (compiler, standard) in c else [])
+        source = scratch / ("example.c" if (compiler, standard) in c else "example.cpp")
+        source.write_text(example())
+        if expect(f"README's example builds, {compiler} {standard}", run(compiler, standard, *strict, source, "-o", program, *flags)):
+            expect(f"README's example runs, {compiler} {standard}", run(program, ROOT / "demo/noisy.flac", scratch / "clean.wav", env=dict(os.environ, LD_LIBRARY_PATH=str(libdir))))
+    return (scratch / "clean.wav").exists()
+
+
+def check_cmake(prefix, libdir, scratch):
+    if not shutil.which("cmake"):
+        print("skipped CMake: it is not installed")
+        return
+    (scratch / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.10)\nproject(e C)\nfind_package(krait 0.1 REQUIRED CONFIG)\n"
+                                            "add_executable(made example.c)\ntarget_link_libraries(made krait::krait)\n")
+    expect("CMake finds it", run("cmake", "-S", scratch, "-B", scratch / "made", f"-DCMAKE_PREFIX_PATH={prefix}", f"-Dkrait_DIR={libdir}/cmake/krait"))
+    expect("CMake builds with it", run("cmake", "--build", scratch / "made"))
+
+
+def check_symbols(library):
+    listed = (ROOT / "pkg/krait.symbols").read_text().split()
+    exported = sorted(re.findall(r" [A-Z] (\w+)(?:@@\w+)?$", run("nm", "-D", "--defined-only", library).stdout, re.M))
+    exported = [n for n in exported if n != "KRAIT_0"]
+    missing, new = sorted(set(listed) - set(exported)), sorted(set(exported) - set(listed))
+    print(f"{len(exported)} exported names" + (f"; GONE: {missing}" if missing else "") + (f"; not in pkg/krait.symbols (add them there): {new}" if new else ""))
+    if missing or new:
+        failures.append("exported names")
+
+
+def check_completion(share, bindir):
+    script = share / "bash-completion/completions/krait"
+    def complete(*words):
+        line = " ".join(words)
+        code = f'source {script}; COMP_WORDS=({line}); [ "{words[-1]}" ] || COMP_WORDS+=(""); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _krait; echo ${{COMPREPLY[@]}}'
+        return run("bash", "-c", code, env=dict(os.environ, PATH=f"{bindir}:{os.environ['PATH']}"))
+    expect("bash completes verbs", complete("krait", "enh"), "enhance")
+    expect("bash completes options", complete("krait", "enhance", "--refer"), "--reference")
+    expect("bash completes values", complete("krait", "enhance", "--device", "cu"), "cuda")
+    if shutil.which("zsh"):
+        expect("zsh reads its completion", run("zsh", "-n", share / "zsh/site-functions/_krait"))
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        if not expect("meson install", run("meson", "install", "-C", BUILD, "--no-rebuild", "--destdir", scratch / "root")):
+            return 1
+        prefix = next(scratch.glob("root/**/bin/krait")).parent.parent
+        pc = next(prefix.glob("**/krait.pc"))
+        libdir = pc.parent.parent
+        env = dict(os.environ, PKG_CONFIG_PATH=str(pc.parent))
+        shared = run("pkg-config", "--cflags", "--libs", "krait", env=env).stdout.split()
+        static = [str(libdir / "libkrait.a") if f == "-lkrait" else f for f in run("pkg-config", "--static", "--libs", "krait", env=env).stdout.split()]
+        check_headers(prefix / "include", scratch)
+        if not check_example(shared, libdir, scratch):
+            failures.append("the example writes a recording")
+        if expect("README's example builds, static", run("gcc", scratch / "example.c", f"-I{prefix}/include", "-o", scratch / "static", *static)):
+            expect("README's example runs, static", run(scratch / "static", ROOT / "demo/noisy.flac", scratch / "clean2.wav"))
+        check_cmake(prefix, libdir, scratch)
+        check_symbols(libdir / "libkrait.so")
+        expect("krait runs where it was put", run(prefix / "bin/krait", "version"), "krait ")
+        man = prefix / "share/man/man1/krait.1"
+        expect("the manual is there", run("test", "-s", man if man.exists() else str(man) + ".gz"))
+        check_completion(prefix / "share", prefix / "bin")
+    print(f"{len(failures)} wrong")
+    return 1 if failures else 0
+
+
+sys.exit(main())

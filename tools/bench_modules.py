@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Times Mamba modules on a GPU: krait's drop-in beside mamba_ssm where that is installed, else beside recorded times.
+
+    PYTHONPATH=python tools/bench_modules.py [--shapes 768,8,2048 ...] [--all] [--dtype bfloat16] [--profile]
+        [--peers FILE.json] [--json OUT.json]
+
+A shape is d_model,B,L; --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
+triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, autograd and what Python
+does included, and the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
+adds what each kernel takes. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}}."""
+import argparse, gc, importlib, importlib.util, json, os, sys, time
+
+import torch
+from triton.testing import do_bench
+
+USUAL = ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100))
+ALL = [(d, b, length) for d in (64, 256, 768, 2560) for b in (1, 8, 64) for length in (64, 512, 2048, 16384)]
+KEPT_BYTES = 30 * 2  # of an element of a block's input, forward and backward, about
+DROPIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python", "krait", "dropin")
+
+
+def import_mamba(folder):
+    """mamba_ssm's module from a folder, or from wherever Python finds it first; None if there is none."""
+    packages = "mamba_ssm", "causal_conv1d", "selective_scan_cuda", "causal_conv1d_cuda"
+    for name in [n for n in sys.modules if n.split(".")[0] in packages]:
+        del sys.modules[name]
+    if folder:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba
+    except ImportError:
+        return None
+    finally:
+        if folder:
+            sys.path.remove(folder)
+
+
+def calls_of(mamba, shape, dtype):
+    d, b, length = shape
+    torch.manual_seed(0)
+    module = mamba(d, device="cuda", dtype=dtype)
+    x = torch.randn(b, length, d, device="cuda", dtype=dtype, requires_grad=True)
+    dout = torch.randn_like(x)
+
+    def forward():
+        with torch.no_grad():
+            return module(x)
+
+    def both():
+        module(x).backward(dout)
+    return forward, both
+
+
+def host_ms(call, n=50):
+    for _ in range(5):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(n):
+        call()
+    took = (time.perf_counter() - start) / n * 1e3
+    torch.cuda.synchronize()
+    return took
+
+
+def profile(call, n=8):
+    from torch.profiler import ProfilerActivity, profile as record
+    call()
+    torch.cuda.synchronize()
+    with record(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(n):
+            call()
+        torch.cuda.synchronize()
+    events = [e for e in trace.key_averages() if e.self_device_time_total > 0]
+    rows = sorted(((e.self_device_time_total / n, e.count / n, e.key) for e in events), reverse=True)
+    print("    %9.1f us in all" % sum(us for us, _, _ in rows))
+    for us, count, name in rows[:24]:
+        print("    %9.1f us x %-4.3g %s" % (us, count, name[:120]))
+
+
+def time_module(mamba, shape, dtype, with_profile):
+    forward, both = calls_of(mamba, shape, dtype)
+    both()
+    times = [do_bench(call, warmup=10, rep=50, return_mode="median") for call in (forward, both)]
+    times += [host_ms(call) for call in (forward, both)]
+    if with_profile:
+        profile(forward)
+        profile(both)
+    return times
+
+
+def recorded(path):
+    """{shape: [forward, forward + backward]} of a file of peers' times."""
+    found = {}
+    for group, rows in json.load(open(path, encoding="utf-8")).items():
+        for name, times in rows.items() if group.startswith("Mamba module") else ():
+            d, b, length = [int("".join(c for c in word if c.isdigit())) for word in name.split()[:3]]
+            found[d, b, length] = times
+    return found
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--shapes", nargs="*", default=[])
+    ap.add_argument("--all", action="store_true")
+    ap.add_argument("--dtype", default="bfloat16")
+    ap.add_argument("--profile", action="store_true")
+    ap.add_argument("--peers")
+    ap.add_argument("--json")
+    a = ap.parse_args()
+    found = importlib.util.find_spec("mamba_ssm")
+    upstream = import_mamba(None) if found and "krait" not in (found.origin or "") else None
+    ours, peers, out = import_mamba(DROPIN), recorded(a.peers) if a.peers else {}, {}
+    shapes = [tuple(int(n) for n in s.split(",")) for s in a.shapes] or (ALL if a.all else USUAL)
+    free = torch.cuda.mem_get_info()[0]
+    print("%-28s %21s %21s %8s %8s   host %15s" % ("ms", "krait fwd, fwd + bwd", "mamba_ssm", "ratio", "", "krait fwd, both"))
+    for shape in shapes:
+        d, b, length = shape
+        if b * length * d * KEPT_BYTES > free // 2:
+            continue
+        mine = time_module(ours, shape, getattr(torch, a.dtype), a.profile)
+        theirs = time_module(upstream, shape, getattr(torch, a.dtype), a.profile)[:2] if upstream else peers.get(shape)
+        out["%d,%d,%d" % shape] = {"krait": mine, "mamba_ssm": theirs}
+        ratios = " %10.3f %10.3f %8.2f %8.2f" % (*theirs, theirs[0] / mine[0], theirs[1] / mine[1]) if theirs else " " * 40
+        text = "%10.3f %10.3f" % tuple(mine[:2]) + ratios
+        print("%-28s %s   %10.3f %8.3f" % ("Mamba(%d) B%d L%d" % shape, text, *mine[2:]), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    if a.json:
+        json.dump(out, open(a.json, "w", encoding="utf-8"), indent=1)
+
+
+if __name__ == "__main__":
+    main()
