@@ -22,8 +22,9 @@ typedef struct kr_data kr_data;
  * resampled; one below 16 kHz is a bad file. NULL means none. */
 typedef struct kr_data_config {
   const char *speech, *speech_dir; /* clean speech: the target */
-  const char *noisy, *noisy_dir;   /* the same recordings with real noise, paired by name (throat microphones, too): nothing is mixed in then,
-                                      unless noise_proportion says so */
+  const char *noisy, *noisy_dir;   /* the same recordings with real noise, or by a throat microphone, paired by name: nothing is mixed in then, unless
+                                      noise_proportion says so */
+  int32_t own_levels;              /* 1: the two sides of such a pair are levelled each for itself (throat microphones), 0: together */
   const char *noise, *noise_dir;
   const char *rir, *rir_dir;       /* room impulse responses */
 
@@ -45,9 +46,9 @@ typedef struct kr_data_config {
   int32_t most_noises;             /* up to so many noises at once, each its own file; 1 */
   double gain_proportion;          /* slow swells of the noise, up to +-6 dB */
   double speed_proportion;         /* speech faster or slower by up to 10 % */
-  double band_proportion;          /* noisy through a low-pass of 3.4 to 7.5 kHz, the target stays */
+  double band_proportion;          /* both through a low-pass at 3.4 to 7.5 kHz */
   double clip_proportion;          /* noisy clipped at 0.25 to 0.9 of its peak */
-  double codec_proportion;         /* noisy through a codec that libsndfile has: mu-law, A-law, IMA and MS ADPCM, GSM 6.10, Vorbis, Opus, MP3 */
+  double codec_proportion;         /* noisy through a codec that libsndfile has: mu-law, A-law, IMA and MS ADPCM, GSM 6.10, Vorbis, Opus */
 
   int64_t batch;                   /* items in a step of this rank; 4 */
   int32_t rank, n_ranks;           /* 0, 1: a step's batch * n_ranks items are the same whatever n_ranks is, if the product is */
