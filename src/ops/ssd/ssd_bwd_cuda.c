@@ -37,7 +37,7 @@ static layout layout_of(const krait_ssd_bwd_args *a) {
 
 /* Scratch as a tensor (B,L,H,n) of a walk. */
 static kr_ssd_tensor floats_at(const krait_ssd_bwd_args *a, uint64_t at, int64_t H, int64_t n, int reverse) {
-  const krait_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32};
+  const krait_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32, 0};
   return kr_ssd_sequence(&v, reverse, a->L);
 }
 
@@ -113,3 +113,105 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 KR_CUDA_TIERS(ssd_bwd, run)
+
+/* ---- on tensor cores ---- */
+
+#define CHUNKS(name) {{NULL, NULL}, {"ssd_bwd_chunks_f16", name}, {"ssd_bwd_chunks_bf16", name}}
+static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
+static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
+static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
+
+static int64_t columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
+static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
+  return (uint32_t)KR_SSD_BWD_INNER_SHARED(columns_of(a), n_stages);
+}
+
+static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
+  const krait_view *const rows[] = {&a->x, &a->dout, &a->z, &a->Bmat, &a->Cmat, &a->dx, &a->dB, &a->dC};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (kr_has(rows[i]) && rows[i]->dtype != a->x.dtype) return "z, B or C of another type than x";
+    if (!kr_ssd_is_aligned(rows[i])) return "rows that are not aligned to 16 bytes";
+  }
+  return NULL;
+}
+
+const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
+  if (a->x.dtype == KRAIT_F32) return "float32";
+  if (a->N > 128) return "N above 128";
+  if (a->dt_min < 0) return "a negative dt_min";
+  if (is_both(a)) return "both directions";
+  if (a->L == 0 || a->B == 0) return "nothing to do";
+  if (a->G > 4096) return "more than 4096 groups";
+  if (refuse_tensors(a)) return refuse_tensors(a);
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 1) ? "too little shared memory" : NULL;
+}
+
+/* Blocks share a group's heads only where they do not fill the device. */
+static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  const int64_t blocks = a->B * a->G * chunks_of(a), most = a->H / a->G < 16 ? a->H / a->G : 16;
+  int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
+  n = n < 1 ? 1 : n > most ? most : n;
+  const int64_t per_split = (a->H / a->G + n - 1) / n;
+  return (int32_t)((a->H / a->G + per_split - 1) / per_split);
+}
+
+typedef struct chunks_layout {
+  uint64_t S, M, sum_B, sum_C, parts, y, end;
+} chunks_layout;
+
+static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  const int64_t tiles = a->B * a->H * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * chunks_of(a) * KR_SSD_P * columns_of(a), n_splits = splits_of(ctx, a);
+  const int64_t matrix = n_splits > 1 ? n_splits * a->B * a->L * a->G * a->N : 0;
+  chunks_layout l = {.end = 0};
+  l.S = place(&l.end, tiles / 2), l.M = place(&l.end, tiles / 2);
+  l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
+  l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
+  return l;
+}
+
+uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
+
+/* dz, and what the gate leaves of dout in its place: y comes from the forward kernel. */
+static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_plan *p, uint64_t y) {
+  const int64_t row = (a->P + 7) / 8 * 8;
+  kr_ssd_plan forward = p->f;
+  forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y, .b = a->L * a->H * row, .t = a->H * row, .h = row, .n = 1, .dtype = a->x.dtype};
+  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
+  KR_TRY(kr_ssd_launch_chunks(ctx, &forward, a->call.stream));
+  p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
+  const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 1, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
+}
+
+static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const chunks_layout *l) {
+  const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
+  char *const scratch = a->call.scratch;
+  kr_ssd_bwd_plan p = plan_of(a, reverse);
+  p.n_splits = splits_of(ctx, a);
+  p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
+  p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
+  p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
+  p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
+  return p;
+}
+
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const chunks_layout l = lay_out_chunks(ctx, a);
+  const int wide = a->N > 64, dtype = a->x.dtype;
+  kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
+  const uint32_t batch = (uint32_t)a->B;
+  const kr_grid states = {.x = (uint32_t)(a->H * p.f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
+  const kr_grid inner = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)(a->G * p.n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p.n_stages), .stream = a->call.stream};
+  const kr_grid sum = {.x = p.n_splits > 1 ? (uint32_t)((a->L * a->G * a->N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS) : 0, .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, &p, sizeof p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, &p, sizeof p));
+  if (sum.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, &p, sizeof p));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
+}

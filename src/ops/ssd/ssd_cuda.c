@@ -104,6 +104,12 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   return kr_scratch_round((uint64_t)segment_floats(&p) * sizeof(float)) + (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.n_segments * sizeof(float);
 }
 
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_THREADS,
+                        .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[p->N > 64][p->x.dtype], &grid, p, sizeof *p);
+}
+
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
@@ -118,7 +124,7 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
     const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
   }
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[wide][dtype], &grid, &p, sizeof p);
+  return kr_ssd_launch_chunks(ctx, &p, a->call.stream);
 }
 
 KR_CUDA_TIERS(ssd, run)
