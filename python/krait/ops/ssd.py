@@ -2,8 +2,7 @@
 
     d = clamp(softplus(dt + dt_bias)); S = exp(d A) S + d x (outer) B; y = S C + D x; y *= silu(z).
 
-Forward and backward through the final states; packed sequences, both directions of time. On a GPU, which has no rows for the gradient yet, calls
-that need one are composed of the selective scan: every channel is its own there, dt and A of a head are repeated."""
+Forward and backward through the final states; packed sequences, either direction of time."""
 
 import math
 from typing import List, Optional, Tuple
@@ -14,7 +13,7 @@ from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
 from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
-from .selective_scan import as_parameter, selective_scan
+from .selective_scan import as_parameter
 
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
 _ONE_OF_HEAD = (1, 2)  # D may lack the axis of channels: one for all of a head
@@ -62,39 +61,6 @@ def time_steps(dt, dt_bias, dt_softplus, dt_limit):
     return d if dt_softplus and tuple(dt_limit) == _NO_LIMIT else d.clamp(*dt_limit)
 
 
-def _channels(t):
-    """(B, L, H, P) -> (B, H P, L), token after token in memory."""
-    return t.flatten(2).transpose(1, 2)
-
-
-def _first_state(initial_states, seq_idx):
-    """(B, H P, N): only a first segment of index 0 goes on from the states given."""
-    if initial_states is None:
-        return None
-    state = initial_states.flatten(1, 2).to(torch.float32)
-    return state if seq_idx is None or seq_idx.shape[1] == 0 else state * (seq_idx[:, 0] == 0)[:, None, None]
-
-
-def _composed(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_softplus, dt_limit, return_final_states, reverse):
-    """(out, final states or None) of the selective scan."""
-    _, _, h, p = x.shape
-    n = B.shape[3]
-    u, gate = _channels(x), None if z is None else _channels(z)
-    delta = _channels(time_steps(dt, dt_bias, dt_softplus, dt_limit).unsqueeze(3).expand(-1, -1, -1, p))
-    A = A.to(torch.float32).repeat_interleave(p).unsqueeze(1).expand(-1, n)
-    B, C = B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
-    D = None if D is None else as_parameter(D.repeat_interleave(p) if D.dim() == 1 else D.flatten(), torch.float32)
-    first = _first_state(initial_states, seq_idx)
-    result = selective_scan(u, delta, A, B, C, D, gate, return_last_state=return_final_states, initial_states=first, seq_idx=seq_idx, reverse=reverse)
-    out, final = result if return_final_states else (result, None)
-    if final is not None:
-        if seq_idx is not None and seq_idx.shape[1] > 0:
-            final = final * (seq_idx[:, 0 if reverse else -1] >= 0)[:, None, None]
-        final = final.unflatten(1, (h, final.shape[1] // h))
-    return out.transpose(1, 2).unflatten(2, (h, p)), final
-
-
-# ---- the operator --------------------------------------------------------------------------------------------------------
 def _numbers(x, B, cu_seqlens, low, high):
     b, length, h, p = x.shape
     return dict(B=b, L=length, H=h, P=p, N=B.shape[3], G=B.shape[2], S=0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
@@ -224,10 +190,6 @@ def ssd(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, seq_i
     tensors = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
     _check_modes(x, seq_idx, cu_seqlens, dt_limit, return_varlen_states)
     options = (bool(dt_softplus), bool(reverse), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states))
-    if x.is_cuda and is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors]):
-        _check(*tensors, cu_seqlens)
-        out, final = _composed(*tensors, dt_softplus, dt_limit, return_final_states, reverse)
-    else:
-        out, final, _ = _call((*tensors, None), options)
+    out, final, _ = _call((*tensors, None), options)
     varlen = _states_of_sequences(tensors, options, cu_seqlens, reverse) if return_varlen_states else None
     return out, final if return_final_states else None, varlen
