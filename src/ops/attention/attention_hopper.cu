@@ -13,7 +13,7 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
-enum { D = KR_D, GROUPS = KR_HOPPER_GROUPS(D), ROWS = KR_HOPPER_ROWS(D), STAGES = KR_HOPPER_KV_STAGES, BLOCKS = D / 64, ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */ };
+enum { D = KR_D, GROUPS = KR_HOPPER_GROUPS(D), ROWS = KR_HOPPER_ROWS(D), STAGES = KR_HOPPER_KV_STAGES, BLOCKS = D / 64, THREADS = KR_HOPPER_THREADS_OF(D), ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */ };
 #define MINUS_INFINITY (-__builtin_inff())
 /* Sums are not taken anew while they grow by less than 2^8: nothing is lost by it. */
 #define SLACK 8.0f
@@ -359,12 +359,12 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS_OF(KR_D), 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
   run<KR_HOPPER_FULL(D), 0>(plan.plan, maps);
 }
-KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS_OF(KR_D), 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_edged, maps);
   run<KR_HOPPER_EDGED(D), 1>(plan.plan, maps);
