@@ -8,7 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
 static long calls, fail_at;
@@ -81,6 +81,20 @@ static void run(void *function, const unsigned grid[3], unsigned block, unsigned
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
 static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args); }
+#endif
+/* Tensor maps as the emulator reads them: elements of 16 bits, 128-byte swizzling. */
+#ifdef KR_EMULATE
+FAKE(cuTensorMapEncodeTiled, (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
+     UNUSED(type), UNUSED(steps), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
+     if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
+     kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2};
+     for (uint32_t i = 0; i < rank; i++) {
+       m.sizes[i] = sizes[i], m.box[i] = box[i];
+       if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;
+       if (i) m.strides[i - 1] = strides[i - 1];
+       if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256) return INVALID_VALUE;
+     }
+     memcpy(map, &m, sizeof m))
 #endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), if (!(*function = find(module, name))) return NOT_FOUND)
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)

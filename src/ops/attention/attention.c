@@ -1,5 +1,6 @@
 /* attention.c: contract, cost and rows of softmax attention. The equation is in attention_ref.c.
  * Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding more. Rows on tensor cores round P to the storage type. */
+#include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
 #include "op_list.h"
@@ -31,6 +32,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper, kr_attention_hopper_scratch},
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

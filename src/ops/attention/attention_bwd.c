@@ -1,5 +1,6 @@
 /* attention_bwd.c: contract, cost and rows of attention's gradient. The equations are in attention_bwd_ref.c.
  * Bound: float32 2e-5 of the gradient's scale, 1e-4 for the sinks; 16-bit storage one rounding more. */
+#include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
 #include "contract.h"
@@ -22,6 +23,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base, kr_attention_bwd_base_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_bwd_ref, kr_attention_bwd_ref_scratch},
 };
 
