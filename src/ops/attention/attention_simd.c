@@ -7,7 +7,7 @@
 #include "op_list.h"
 #include "status.h"
 
-enum { QUERIES = 192 }; /* of a tile: a multiple of every MR and of 16 */
+enum { QUERIES = 288 }; /* of a tile: a multiple of every MR and of 16 */
 
 typedef struct work {
   const krait_attention_args *a;
@@ -82,16 +82,19 @@ static void rescale(tile *t, int r, float by) {
 }
 
 /* A row's scores become probabilities less the factor that is not known yet; its sums follow. */
-static void exponentials(tile *t, int r, const span *s, int64_t j0, int64_t n_keys) {
+static __attribute__((noinline)) void exponentials(tile *t, int r, const span *s, int64_t j0, int64_t n_keys) {
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r;
   float *score = t->scores + r * SCORES;
-  kr_v most = kr_v_set1(t->most[r]), total = kr_v_zero();
+  kr_v most = kr_v_set1(t->most[r]), other = most, total = kr_v_zero();
   if (in->softcap > 0 || t->bias != 0) attention_bend(in, score, NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - j0);
   hide(score, s->from, (int)attention_least(attention_most(kr_attention_first(in, t->s, i) - j0, s->from), s->to));
   hide(score, (int)attention_most(attention_least(kr_attention_end(in, t->s, i) - j0, n_keys), s->from), s->to);
-  for (int j = s->from; j < s->to; j += KR_VL) most = kr_v_max(kr_v_load(score + j), most);
-  const float now = kr_v_largest(most), base = now == -INFINITY ? 0 : now;
+  for (int j = s->from; j < s->to; j += NR) { /* two chains; NaN passes */
+    most = kr_v_max(kr_v_load(score + j), most);
+    other = kr_v_max(kr_v_load(score + j + KR_VL), other);
+  }
+  const float now = kr_v_largest(kr_v_max(most, other)), base = now == -INFINITY ? 0 : now;
   for (int j = s->from; j < s->to; j += KR_VL) {
     const kr_v p = attention_exp2(kr_v_sub(kr_v_load(score + j), kr_v_set1(base)));
     total = kr_v_add(total, p);
