@@ -155,6 +155,31 @@ static __attribute__((noinline)) void attention_pack_turned(float *to, const kr_
   }
 }
 
+/* Keys j0..j0+n-1 as panels of KEYS rows. */
+static void attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+  for (int64_t j = 0; j < n; j++) attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1);
+}
+
+/* ---- which keys some queries see, of a block that begins with key j0 ---- */
+
+typedef struct attention_span { /* of rows of scores: columns as whole panels; none where to is 0 */
+  int from, to, end;            /* end: of the last key that one of them sees */
+} attention_span;
+
+static inline attention_span attention_span_of(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int n, int64_t j0, int64_t n_keys) {
+  const int64_t first = attention_most(kr_attention_first(in, s, i) - j0, 0), end = attention_least(kr_attention_end(in, s, i + n - 1) - j0, n_keys);
+  if (end <= first) return (attention_span){0, 0, 0};
+  return (attention_span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
+}
+
+/* Columns of query i that it does not see, of those of its rows' span. */
+static inline void attention_hide(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int64_t j0, int64_t n_keys, const attention_span *span, float *row, float with) {
+  const int64_t first = attention_least(attention_most(kr_attention_first(in, s, i) - j0, span->from), span->to);
+  const int64_t end = attention_most(attention_least(kr_attention_end(in, s, i) - j0, n_keys), span->from);
+  for (int64_t j = span->from; j < first; j++) row[j] = with;
+  for (int64_t j = end; j < span->to; j++) row[j] = with;
+}
+
 /* ---- exponentials ---- */
 
 /* 2^x for x up to 126; below -151 and at -inf 0; NaN stays. */
