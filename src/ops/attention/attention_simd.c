@@ -7,7 +7,7 @@
 #include "op_list.h"
 #include "status.h"
 
-enum { QUERIES = 192 }; /* of a tile: a multiple of every MR and of 16 */
+enum { QUERIES = 288 }; /* of a tile: a multiple of every MR and of 16 */
 
 typedef struct work {
   const krait_attention_args *a;
@@ -51,28 +51,15 @@ static void begin_tile(tile *t) {
   memset(t->sums, 0, (size_t)(QUERIES * t->w->Dv) * sizeof(float));
 }
 
-/* Of rows r..r+n-1 the columns of a block that any of them sees, as whole panels; 0: none. */
-typedef struct span {
-  int from, to, end; /* end: of the last key that one sees */
-} span;
-
-static span span_of(const tile *t, int r, int n, int64_t j0, int64_t n_keys) {
-  const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, t->i0 + r) - j0, 0), end = attention_least(kr_attention_end(&t->w->in, t->s, t->i0 + r + n - 1) - j0, n_keys);
-  if (end <= first) return (span){0, 0, 0};
-  return (span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
-}
+static attention_span span_of(const tile *t, int r, int n, int64_t j0, int64_t n_keys) { return attention_span_of(&t->w->in, t->s, t->i0 + r, n, j0, n_keys); }
 
 static void make_scores(tile *t, int64_t j0, int64_t n_keys) {
   for (int column = 0; column < n_keys; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const int n = t->rows - r < MR ? t->rows - r : MR;
-      const span s = span_of(t, r, n, j0, n_keys);
+      const attention_span s = span_of(t, r, n, j0, n_keys);
       if (column >= s.from && column < s.to) attention_scores(n, t->Q + r * NR, QUERIES, t->K + column * t->w->a->D, t->w->a->D, t->scores + r * SCORES + column);
     }
-}
-
-static void hide(float *score, int from, int to) {
-  for (int j = from; j < to; j++) score[j] = -INFINITY;
 }
 
 static void rescale(tile *t, int r, float by) {
@@ -82,16 +69,18 @@ static void rescale(tile *t, int r, float by) {
 }
 
 /* A row's scores become probabilities less the factor that is not known yet; its sums follow. */
-static void exponentials(tile *t, int r, const span *s, int64_t j0, int64_t n_keys) {
+static __attribute__((noinline)) void exponentials(tile *t, int r, const attention_span *s, int64_t j0, int64_t n_keys) {
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r;
   float *score = t->scores + r * SCORES;
-  kr_v most = kr_v_set1(t->most[r]), total = kr_v_zero();
+  kr_v most = kr_v_set1(t->most[r]), other = most, total = kr_v_zero();
   if (in->softcap > 0 || t->bias != 0) attention_bend(in, score, NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - j0);
-  hide(score, s->from, (int)attention_least(attention_most(kr_attention_first(in, t->s, i) - j0, s->from), s->to));
-  hide(score, (int)attention_most(attention_least(kr_attention_end(in, t->s, i) - j0, n_keys), s->from), s->to);
-  for (int j = s->from; j < s->to; j += KR_VL) most = kr_v_max(kr_v_load(score + j), most);
-  const float now = kr_v_largest(most), base = now == -INFINITY ? 0 : now;
+  attention_hide(in, t->s, i, j0, n_keys, s, score, -INFINITY);
+  for (int j = s->from; j < s->to; j += NR) { /* two chains; NaN passes */
+    most = kr_v_max(kr_v_load(score + j), most);
+    other = kr_v_max(kr_v_load(score + j + KR_VL), other);
+  }
+  const float now = kr_v_largest(kr_v_max(most, other)), base = now == -INFINITY ? 0 : now;
   for (int j = s->from; j < s->to; j += KR_VL) {
     const kr_v p = attention_exp2(kr_v_sub(kr_v_load(score + j), kr_v_set1(base)));
     total = kr_v_add(total, p);
@@ -109,13 +98,13 @@ static void exponentials(tile *t, int r, const span *s, int64_t j0, int64_t n_ke
 static void add_block(tile *t, int64_t j0, int64_t n_keys) {
   for (int r = 0; r < t->rows; r += MR) {
     const int n = t->rows - r < MR ? t->rows - r : MR;
-    const span s = span_of(t, r, n, j0, n_keys);
+    const attention_span s = span_of(t, r, n, j0, n_keys);
     for (int m = 0; m < n && s.to > 0; m++) exponentials(t, r + m, &s, j0, n_keys);
   }
   for (int64_t column = 0; column < t->w->Dv; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const int n = t->rows - r < MR ? t->rows - r : MR;
-      const span s = span_of(t, r, n, j0, n_keys);
+      const attention_span s = span_of(t, r, n, j0, n_keys);
       if (s.to > 0) attention_add_values(n, t->scores + r * SCORES + s.from, t->V + column * KEYS + s.from * NR, s.end - s.from, t->sums + column * QUERIES + r * NR);
     }
 }
@@ -143,7 +132,7 @@ static void run_tile(tile *t, int n_places) {
     for (int64_t j0 = kr_attention_first(in, t->s, t->i0) / KEYS * KEYS; j0 < end; j0 += KEYS) {
       const int64_t n_keys = attention_least(end - j0, KEYS);
       attention_pack_turned(t->K, in, t->s, &a->k, t->g, j0, n_keys, a->D, t->lines);
-      for (int64_t j = 0; j < n_keys; j++) attention_pack_row(t->V, KEYS, j, &a->v, kr_attention_key(in, t->s, &a->v, j0 + j) + t->g * a->v.stride[2], a->Dv, 1);
+      attention_pack_keys(t->V, in, t->s, &a->v, t->g, j0, n_keys, a->Dv);
       make_scores(t, j0, n_keys);
       add_block(t, j0, n_keys);
     }

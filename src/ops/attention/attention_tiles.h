@@ -22,7 +22,7 @@ enum { MR = 4 };
 #endif
 enum { NR = 2 * KR_VL };
 
-enum { KEYS = 128 };       /* of a block; a multiple of 32, as dropout counts, and of every NR */
+enum { KEYS = 256 };       /* of a block; a multiple of 32, as dropout counts, and of every NR */
 enum { SCORES = KEYS + 16 }; /* floats from one query's scores to the next */
 
 static const float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
@@ -85,7 +85,7 @@ KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, c
 #endif
 
 /* scores = rows (panels of D columns, `pitch` rows each) times keys [D][NR]. */
-static void attention_scores(int rows, const float *Q, int64_t pitch, const float *K, int64_t D, float *scores) {
+static __attribute__((noinline)) void attention_scores(int rows, const float *Q, int64_t pitch, const float *K, int64_t D, float *scores) {
 #define CALL(n) attention_tile(n, Q, NR, 1, pitch *NR, K, D, scores, SCORES, 0)
   ATTENTION_ROWS(rows, CALL)
 #undef CALL
@@ -110,7 +110,7 @@ static void attention_add_turned(int keys, const float *P, const float *B, int64
 enum { ROW_FLOATS = KR_ATTENTION_MOST_D + 32 };
 
 /* Row `row` of panels of `pitch` rows: n values times scale. */
-static void attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+static __attribute__((noinline)) void attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale);
   kr_row_load(values, view->data, view->dtype, at, view->stride[3], n);
@@ -134,9 +134,17 @@ static void attention_unpack_row(const float *from, int64_t pitch, int64_t row, 
 }
 
 /* Keys j0..j0+n-1 of a key head as turned panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
-static void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D, float *lines) {
+static __attribute__((noinline)) void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D, float *lines) {
   for (int64_t first = 0; first < n; first += NR) {
     const int lanes = (int)attention_least(n - first, NR);
+    if (!kr_has(in->block_table) && view->stride[3] == 1) {
+      for (int part = 0; part < NR; part += KR_VL) {
+        const int here = lanes - part < 0 ? 0 : lanes - part < KR_VL ? lanes - part : KR_VL;
+        const kr_plane plane = {view->data, view->dtype, kr_attention_key(in, s, view, j0 + first + part) + g * view->stride[2], 1, view->stride[1]};
+        kr_tile_load(to + first * D + part, NR, &plane, (int)D, here);
+      }
+      continue;
+    }
     for (int j = 0; j < lanes; j++)
       kr_row_load(lines + j * ROW_FLOATS, view->data, view->dtype, kr_attention_key(in, s, view, j0 + first + j) + g * view->stride[2], view->stride[3], D);
     for (int part = 0; part < NR; part += KR_VL) {
@@ -145,6 +153,31 @@ static void attention_pack_turned(float *to, const kr_attention_inputs *in, cons
       kr_tile_load_as(to + first * D + part, NR, &plane, (int)D, here, KRAIT_F32);
     }
   }
+}
+
+/* Keys j0..j0+n-1 as panels of KEYS rows. */
+static void attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+  for (int64_t j = 0; j < n; j++) attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1);
+}
+
+/* ---- which keys some queries see, of a block that begins with key j0 ---- */
+
+typedef struct attention_span { /* of rows of scores: columns as whole panels; none where to is 0 */
+  int from, to, end;            /* end: of the last key that one of them sees */
+} attention_span;
+
+static inline attention_span attention_span_of(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int n, int64_t j0, int64_t n_keys) {
+  const int64_t first = attention_most(kr_attention_first(in, s, i) - j0, 0), end = attention_least(kr_attention_end(in, s, i + n - 1) - j0, n_keys);
+  if (end <= first) return (attention_span){0, 0, 0};
+  return (attention_span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
+}
+
+/* Columns of query i that it does not see, of those of its rows' span. */
+static inline void attention_hide(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int64_t j0, int64_t n_keys, const attention_span *span, float *row, float with) {
+  const int64_t first = attention_least(attention_most(kr_attention_first(in, s, i) - j0, span->from), span->to);
+  const int64_t end = attention_most(attention_least(kr_attention_end(in, s, i) - j0, n_keys), span->from);
+  for (int64_t j = span->from; j < first; j++) row[j] = with;
+  for (int64_t j = end; j < span->to; j++) row[j] = with;
 }
 
 /* ---- exponentials ---- */
