@@ -5,6 +5,7 @@
 int cmd_bench(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_enhance(int argc, char **argv);
+int cmd_evaluate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
