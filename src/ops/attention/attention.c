@@ -31,7 +31,9 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
+#define KR_ISA(isa, cap)                                                                                                                        \
+  {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, kr_attention_few_scratch_##isa}, \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_ref, kr_attention_ref_scratch},
