@@ -32,6 +32,7 @@ typedef struct doc_container {
   int n_kernels;   /* -1: could not be counted, but there are some */
   int toolkit;
   int verdict;     /* for the worst device */
+  const char *listing; /* of its images, where it was asked for; NULL */
 } doc_container;
 
 typedef struct doc_version {
@@ -65,6 +66,7 @@ typedef struct doc_file {
   int verdict, n_judged, n_lost;
   int in_wheel;
   size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
+  const char *damage_says;
   int is_unused;           /* a variant for another CUDA: it is not loaded */
 } doc_file;
 
@@ -192,6 +194,9 @@ int doc_has_text(const kr_list *list, const char *text);
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
+/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first walk was not right. Negative: damage. */
+typedef void (*doc_image_fn)(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user);
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers);
 void doc_judge_all(doc *d);                                       /* verdicts, once the target is known: for the device that a file serves worst */
 void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
@@ -201,6 +206,11 @@ const char *doc_print_container(doc *d, const doc_container *container);
 void doc_read_compiler(doc *d, kr_source *source, const doc_file *about);
 void doc_choose_variants(doc *d);      /* before files are judged: which of several libraries is loaded */
 void doc_diagnose_compilers(doc *d);
+
+/* members.c. fn looks into one member for a report that is its own; several run at once. */
+typedef struct kr_zip kr_zip;
+typedef void (*doc_member_fn)(doc *own, kr_source *source, const char *name, void *user);
+void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, void *user);
 
 /* symbols.c */
 void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);

@@ -473,51 +473,38 @@ static void check_member(doc *d, const char *record, const kr_names *lines, cons
   if (split_record(kr_arena_copy(d->arena, line, length - (length && line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
 }
 
-static void report_member(doc *d, const char *path) {
-  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
-  doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
+typedef struct wheel_reader {
+  const char *path;
+  doc_package package;
+} wheel_reader;
+
+static void read_member(doc *own, kr_source *source, const char *name, void *user) {
+  const wheel_reader *r = user;
+  const char *path = kr_arena_print(own->arena, "%s/%s", r->path, name), *slash = strrchr(name, '/');
+  if (!doc_is_library_name(name)) {
+    doc_read_compiler(own, source, &(doc_file){.path = path, .name = slash ? slash + 1 : name, .package = r->package.name});
+    return;
+  }
+  own->owner = r->package.name, own->owner_version = r->package.version;
+  doc_file *file = doc_inspect_source(own, source, path);
+  if (file) file->in_wheel = 1;
 }
 
 void doc_read_wheel(doc *d, const char *path) {
   kr_zip *zip;
   if (kr_zip_open(path, &zip) < 0) {
-    report_member(d, path);
+    const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
+    doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
     return;
   }
   const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")), *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
   const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
-  doc_package *p = add_package(d, metadata, wheel, "");
-  p->site = path;
+  wheel_reader r = {.path = path, .package = *add_package(d, metadata, wheel, "")};
+  const size_t first = d->files.n, n = strlen(path) + 1;
+  KR_AT(d->packages, doc_package, d->packages.n - 1)->site = r.package.site = path;
   index_package(d, d->packages.n - 1);
-  doc_package package = *p;
   const kr_names lines = index_record(d, record);
-  for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {
-    kr_zip_member member;
-    kr_source *source;
-    if (kr_zip_member_at(zip, i, &member) < 0) {
-      report_member(d, path);
-      continue;
-    }
-    const char *slash = strrchr(member.name, '/');
-    int is_ptxas = slash && strcmp(slash, "/ptxas") == 0;
-    if ((!doc_is_library_name(member.name) && !is_ptxas) || member.is_folder) continue;
-    if (kr_zip_source_open(zip, i, &source) < 0) {
-      report_member(d, path);
-      continue;
-    }
-    if (is_ptxas) {
-      doc_read_compiler(d, source, &(doc_file){.path = kr_arena_print(d->arena, "%s/%s", path, member.name), .name = "ptxas", .package = package.name});
-      kr_zip_source_close(&source);
-      continue;
-    }
-    d->owner = package.name, d->owner_version = package.version;
-    doc_file *file = doc_inspect_source(d, source, kr_arena_print(d->arena, "%s/%s", path, member.name));
-    d->owner = d->owner_version = "";
-    if (file) {
-      file->in_wheel = 1;
-      check_member(d, record, &lines, member.name, file, &package);
-    }
-    kr_zip_source_close(&source);
-  }
+  doc_each_member(d, path, zip, read_member, &r);
   kr_zip_close(&zip);
+  for (size_t i = first; i < d->files.n; i++) check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);
 }
