@@ -85,6 +85,18 @@ typedef struct doc_package {
   int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
 } doc_package;
 
+typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a package */
+  const char *path, *package, *version;
+  int targets[64], n_targets; /* GPUs that are named in it */
+  int ptx;                    /* the oldest capability that it has PTX for; 0 */
+  const char *named_at;       /* "setup.py, line 12: …": where the last of them is named; "" */
+  int uses_torch, sets_own;   /* torch's builder; flags of its own, so that torch's builder adds none */
+  const char *variable;       /* NAME_CUDA_ARCHS: what sets the targets; "" */
+  const char *python;         /* Requires-Python; "" */
+  const char *platform;       /* conda: linux-64; "" */
+  kr_list torch_pins;         /* const char *: "torch==2.3.0", of the build or the package */
+} doc_build;
+
 typedef struct doc_need { /* of a library: the files that ask for it, a chain */
   size_t file, next; /* next: index + 1; 0 */
 } doc_need;
@@ -171,6 +183,7 @@ struct krait_report {
   kr_list left_overs, path_files; /* const char *: what pip left behind, .pth files */
   kr_list owners;     /* doc_owner */
   kr_list compilers;  /* doc_compiler */
+  kr_list builds;     /* doc_build */
   kr_list files;      /* doc_file */
   kr_list packages;   /* doc_package */
   kr_list findings;   /* doc_finding */
@@ -226,6 +239,8 @@ void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 
 void doc_read_site(doc *d, const char *site);
 void doc_find_environment(doc *d);
 void doc_read_wheel(doc *d, const char *path);
+doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url);
+void doc_index_package(doc *d, size_t i); /* once its name is known */
 void doc_read_folder(doc *d, const char *path);
 int doc_is_library_name(const char *path); /* lib.so, lib.so.12 */
 const char *doc_normalise(doc *d, const char *name, size_t n);
@@ -233,6 +248,11 @@ const doc_package *doc_find_package(const doc *d, const char *name);
 const doc_package *doc_twin_package(const doc *d, const doc_package *p); /* the next of the same name; NULL */
 const char *doc_read_text(doc *d, const char *path, size_t max_bytes); /* NULL: cannot be read */
 const char *doc_header(doc *d, const char *text, const char *key);      /* first "Key: value" line; "" */
+
+/* archives.c: source releases and conda's packages */
+int doc_is_archive(const char *path); /* by its name */
+void doc_read_archive(doc *d, const char *path);
+void doc_diagnose_archives(doc *d);
 
 /* facts.c */
 void doc_collect_facts(doc *d);

@@ -28,6 +28,7 @@ static void read_path(doc *d, const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
   else if (ends_with(path, ".whl") && stat(path, &info) == 0) doc_read_wheel(d, path);
+  else if (doc_is_archive(path) && stat(path, &info) == 0) doc_read_archive(d, path);
   else if (!is_pins(path)) refuse_other(d, doc_inspect_path(d, path));
 }
 
@@ -60,7 +61,7 @@ static doc *new_report(void) {
              .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .nvcc = "",
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
              .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
-             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
+             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .builds = KR_LIST(doc_build), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
              .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *), .versions = KR_LIST(const char *), .site = "", .source = "", .owner = ""}};
   if (d->arena) return d;
   kr_free(d);
@@ -91,7 +92,7 @@ static void read_all_pins(doc *d) {
 }
 
 static void diagnose(doc *d) {
-  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
+  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_archives, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
                                          doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_keep_causes, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
@@ -193,38 +194,59 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The first byte says what the rest is: a log, a file by its name, or a list of images. The machine's facts come from an empty folder. */
+/* The first byte says what the rest is: a file by its name, a log, tables, or an environment's texts between NUL bytes. The machine's facts come from an empty folder. */
+enum { FUZZ_FILES = 7, FUZZ_LOG = FUZZ_FILES, FUZZ_TABLES, FUZZ_SITE, N_FUZZ };
+
+static void put_file(const char *path, const uint8_t *data, size_t n) {
+  FILE *file = fopen(path, "wb");
+  if (!file) return;
+  fwrite(data, 1, n, file);
+  fclose(file);
+}
+
+/* METADATA, WHEEL, RECORD, direct_url.json, torch/version.py, x.pth and a library. */
+static void put_site(const char *site, const uint8_t *data, size_t n, int is_end) {
+  static const char *const names[] = {"x-1.dist-info/METADATA", "x-1.dist-info/WHEEL", "x-1.dist-info/RECORD", "x-1.dist-info/direct_url.json", "torch/version.py", "x.pth", "a.so", "x-1.dist-info", "torch", ""};
+  char path[160];
+  for (int i = 9; i >= 7 && !is_end; i--) snprintf(path, sizeof path, "%s/%s", site, names[i]), mkdir(path, 0700);
+  for (int i = 0; i < 7; i++) {
+    const uint8_t *end = i < 6 && n ? memchr(data, 0, n) : NULL;
+    const size_t length = end ? (size_t)(end - data) : n;
+    snprintf(path, sizeof path, "%s/%s", site, names[i]);
+    if (is_end) unlink(path);
+    else put_file(path, data, length);
+    data += length + (end != NULL), n -= length + (end != NULL);
+  }
+  for (int i = 7; i < 10 && is_end; i++) snprintf(path, sizeof path, "%s/%s", site, names[i]), rmdir(path);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static const char *const names[] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a"};
-  enum { N_NAMES = sizeof names / sizeof *names };
+  static const char *const names[FUZZ_FILES] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a", "x-1.0.tar"};
   static const char folder[] = "/tmp/krait-fuzz";
   char path[96];
   if (size < 1 || (mkdir(folder, 0700) != 0 && access(folder, W_OK) != 0)) return 0;
-  const size_t kind = data[0] % (N_NAMES + 1);
+  const size_t kind = data[0] % N_FUZZ;
   krait_doctor_options options = {.size = sizeof options, .gpu = "12.0", .driver = "570.86", .torch = "2.8.0+cu128", .root = folder, .deep = 1};
   krait_report *report = NULL;
   const char *text = NULL, *const paths[] = {path};
-  snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), names[kind % N_NAMES]);
-  if (kind < N_NAMES) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return 0;
-    fwrite(data + 1, 1, size - 1, file);
-    fclose(file);
-    options.paths = paths;
-    options.n_paths = 1;
-  } else {
-    options.log = (const char *)data + 1;
-    options.log_bytes = size - 1;
-  }
+  snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), kind < FUZZ_FILES ? names[kind] : "site");
+  options.paths = paths;
+  options.n_paths = kind != FUZZ_LOG && kind != FUZZ_TABLES;
+  if (kind < FUZZ_FILES || kind == FUZZ_TABLES) put_file(path, data + 1, size - 1);
+  if (kind == FUZZ_SITE) put_site(path, data + 1, size - 1, 0), options.torch = NULL;
+  if (kind == FUZZ_TABLES) options.tables = path, options.log = "no kernel image is available\nundefined symbol: _ZN3c10x", options.log_bytes = strlen(options.log);
+  if (kind == FUZZ_LOG) options.log = (const char *)data + 1, options.log_bytes = size - 1;
   if (krait_doctor_run(&options, &report) == KRAIT_OK) {
     krait_report_text(report, 0, 0);
     krait_report_json(report, 0);
     krait_report_plan(report);
+    krait_report_issue(report);
   }
   krait_report_close(&report);
-  if (kind < N_NAMES && krait_doctor_list(path, &report, &text) == KRAIT_OK) krait_report_close(&report);
-  unlink(path);
+  if (kind < FUZZ_FILES && krait_doctor_list(path, &report, &text) == KRAIT_OK) krait_report_close(&report);
+  if (kind == FUZZ_SITE) put_site(path, data, 0, 1);
+  else unlink(path);
   return 0;
 }
 #endif

@@ -4,9 +4,9 @@
 
 #include "alloc.h"
 #include "doc.h"
+#include "forward.h"
 #include "sha256.h"
 #include "status.h"
-#include "zip_file.h"
 
 enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048, MAX_VERSIONS = 2048 };
 
@@ -312,7 +312,7 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   classify(file);
   krait_scan_close(&scan);
   char hex[65];
-  const uint64_t most = source->is_forward ? KR_ZIP_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
+  const uint64_t most = source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
   if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
   return file;
 }

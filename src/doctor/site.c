@@ -39,7 +39,7 @@ const doc_package *doc_find_package(const doc *d, const char *name) {
 const doc_package *doc_twin_package(const doc *d, const doc_package *p) { return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL; }
 
 /* The first of a name, and from each the next of the same name. */
-static void index_package(doc *d, size_t i) {
+void doc_index_package(doc *d, size_t i) {
   doc_package *p = KR_AT(d->packages, doc_package, i);
   size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
   if (!*first) *first = i + 1;
@@ -184,7 +184,7 @@ static void read_record(doc *d, const doc_package *p) {
 }
 
 /* ---- packages ---- */
-static doc_package *add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
+doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
   doc_package *p = kr_list_push(d->arena, &d->packages);
   const char *name = doc_header(d, metadata, "Name");
   *p = (doc_package){.name = doc_normalise(d, name, strlen(name)), .version = doc_header(d, metadata, "Version"), .dist_info = "", .site = "",
@@ -204,7 +204,7 @@ static const char *read_or_empty(doc *d, const char *folder, const char *name) {
 
 static void read_dist_info(doc *d, const char *site, const char *folder) {
   const char *path = kr_arena_print(d->arena, "%s/%s", site, folder);
-  doc_package *p = add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
+  doc_package *p = doc_add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
   p->dist_info = path;
   p->site = site;
   const char *installer = read_or_empty(d, path, "INSTALLER");
@@ -215,7 +215,7 @@ static void read_dist_info(doc *d, const char *site, const char *folder) {
     const char *version = folder[n] ? folder + n + 1 : "", *end = strstr(version, ".dist-info");
     p->version = kr_arena_copy(d->arena, version, end ? (size_t)(end - version) : strlen(version));
   }
-  index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->packages.n - 1);
 }
 
 /* "x = 'y'" of a Python file. */
@@ -499,10 +499,10 @@ void doc_read_wheel(doc *d, const char *path) {
   }
   const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")), *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
   const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
-  wheel_reader r = {.path = path, .package = *add_package(d, metadata, wheel, "")};
+  wheel_reader r = {.path = path, .package = *doc_add_package(d, metadata, wheel, "")};
   const size_t first = d->files.n, n = strlen(path) + 1;
   KR_AT(d->packages, doc_package, d->packages.n - 1)->site = r.package.site = path;
-  index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->packages.n - 1);
   const kr_names lines = index_record(d, record);
   doc_each_member(d, path, zip, read_member, &r);
   kr_zip_close(&zip);
