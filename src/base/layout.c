@@ -19,7 +19,7 @@ KR_BYTES(krait_verify_row, 48);
 KR_BYTES(krait_image, 88);
 KR_BYTES(krait_container, 48);
 KR_BYTES(krait_target, 24);
-KR_BYTES(krait_wheel_name, 528);
+KR_BYTES(krait_wheel_name, 560);
 KR_BYTES(krait_doctor_options, 112);
 KR_BYTES(krait_op_timing, 80);
 KR_BYTES(krait_limits, 32);
