@@ -12,13 +12,6 @@
 #include "sized.h"
 #include "status.h"
 
-int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
-  kr_denoiser denoiser;
-  KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
-  KR_TRY(kr_session_denoiser(session, &denoiser));
-  return kr_enhance_samples(&denoiser, in, out, n_samples, progress, user);
-}
-
 /* Structs of 0.1, before there was more in them. */
 enum { OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db), OLD_RESULT_BYTES = offsetof(krait_enhance_result, note) };
 
