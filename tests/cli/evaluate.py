@@ -120,6 +120,21 @@ with tempfile.TemporaryDirectory() as name:
         dry, wet = (struct.unpack(f"<{f.getnframes()}h", f.readframes(f.getnframes())) for f in (x, y))
     check(len(dry) == len(wet) and all(abs(wet[i] - (dry[i - delay] if i >= delay else 0)) <= 2 for i in range(len(dry))), "a room that only delays")
 
+    # krait bench data: configurations and settings as krait train has them; bad files by name.
+    (folder / "clean/a" / "bad.wav").write_bytes(b"nothing")
+    settings = [f"dset.speech_dir={folder / 'clean'}", f"dset.noise_dir={folder / 'noise'}", "segment=8000", "stride=4000", "shift=4000", "batch_size=2"]
+    (folder / "plain.yaml").write_text(f"dset:\n  speech_dir: {folder / 'clean'}\n  noise_dir: {folder / 'noise'}\n")
+    bench = krait("bench", "data", *settings, "--json", "--step", 100000)
+    told = json.loads(bench.stdout)
+    check(bench.returncode == 0 and told["items"] == sum(-(-(30000 + 4000 * i - 8000) // 4000) + 1 for i in range(3)) and told["keeps_up"] and told["item_s"] == 0.25 and told["bad_files"] == 1, f"bench: {bench}")
+    check(bench.stderr.count(b"\n") == 1 and b"bad.wav" in bench.stderr, f"bench: {bench.stderr}")
+    os.remove(folder / "clean/a/bad.wav")
+    slow = krait("bench", "data", folder / "plain.yaml", "--step", 0.001)
+    check(slow.returncode == 1 and b"TOO FEW" in slow.stdout, f"bench: {slow}")
+    check_error(2, "there is no 'batchsize'", "bench", "data", *settings, "batchsize=3")
+    check_error(2, "dset.speech_train", "bench", "data")
+    check_error(2, "stands alone", "bench", "primeknet", "data")
+
     # What cannot be measured; what fails stops nothing else.
     write_wav(folder / "silence.wav", [0.0] * 30000)
     silent = results(folder / "mono.wav", folder / "silence.wav")[0]["other"]
