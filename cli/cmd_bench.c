@@ -9,6 +9,7 @@
 #include <krait/model.h>
 
 #include "args.h"
+#include "bench_data.h"
 #include "bench_op.h"
 #include "cmd.h"
 #include "say.h"
@@ -19,6 +20,7 @@ typedef struct settings {
   int64_t batch, n_frames, n_runs;
   int as_json, with_reference, by_kernel;
   const char *shape, *dtype, *rows;
+  double step_ms;
   kr_run run;
   const char *precision;
   krait_model_options model;
@@ -152,17 +154,21 @@ int cmd_bench(int argc, char **argv) {
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
+      KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
       KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
       KR_SWITCH("json", 0, &s.as_json, "print JSON"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | OPERATOR", "Times the forward pass of the denoiser, or one operator, on this machine. An operator stands beside the machine's copies, "
+  const kr_verb verb = {"bench", "primeknet | data [CONFIG] [NAME=VALUE]... | OPERATOR",
+                        "Times the forward pass of the denoiser, the making of training items (as krait train would be told), or one operator, on this machine. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
-                        "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, 1};
+                        "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
+  if (strcmp(argv[first], "data") == 0) return bench_data(argv + first + 1, argc - first - 1, s.step_ms, s.as_json);
+  if (argc - first > 1) return kr_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

@@ -26,6 +26,13 @@ def write_wav(path, samples, rate=16000, channels=1):
     return path
 
 
+def write_float_wav(path, samples, rate, channels):
+    data = struct.pack(f"<{len(samples)}f", *samples)
+    head = struct.pack("<HHIIHH", 3, channels, rate, rate * 4 * channels, 4 * channels, 32)
+    path.write_bytes(b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + struct.pack("<I", 16) + head + b"data" + struct.pack("<I", len(data)) + data)
+    return path
+
+
 def voice(n, pitch):
     """Syllables of a buzz with formants that wander."""
     return [0.5 * max(0, math.sin(2 * math.pi * i / 6400)) * sum(math.sin(2 * math.pi * pitch * k * i / 16000) / k * (1 + math.sin(i / 9000 + k)) for k in range(1, 12)) / 4 for i in range(n)]
@@ -95,6 +102,39 @@ with tempfile.TemporaryDirectory() as name:
     rooms = results(folder / "clean", "--noise", folder / "noise", "--snr", "60", "--rir", folder / "room.wav", "--reverb", 1)[0]["noisy"]
     check(rooms["si_sdr_db"] < 10, f"rooms: {rooms}")
 
+    # krait enhance --noise, --rir: the mixture has the asked ratio and room; what is enhanced is the mixture.
+    for n_channels, rate in ((1, 16000), (2, 44100)):
+        speech = write_float_wav(folder / "speech.wav", [v for v in voice(30000, 140) for _ in range(n_channels)], rate, n_channels)
+        done = krait("enhance", speech, "--noise", folder / "noise/n1.wav", "--snr", 7, "--mixed", folder / "mixed.wav", "-o", folder / "from_clean.wav", "-w", WEIGHTS)
+        check(done.returncode == 0 and done.stderr == b"", f"enhance --noise: {done}")
+        got = results(speech, folder / "mixed.wav")[0]["other"]["si_sdr_db"]
+        check(abs(got - 7) < (0.3 if rate == 16000 else 2), f"--snr 7 became {got}")  # above 8 kHz noise is not measured
+        check(krait("enhance", folder / "mixed.wav", "-o", folder / "from_mixed.wav", "-w", WEIGHTS).returncode == 0, "enhance the mixture")
+        check((folder / "from_clean.wav").read_bytes() == (folder / "from_mixed.wav").read_bytes(), "the mixture is what is enhanced")
+        for n in ("mixed", "from_clean", "from_mixed"):
+            os.remove(folder / f"{n}.wav")
+    delay = 5000  # longer than a block
+    write_wav(folder / "delay.wav", [0.0] * delay + [0.5] + [0.0] * 10)
+    check(krait("enhance", folder / "mono.wav", "--rir", folder / "delay.wav", "--mixed", folder / "late.wav", "-o", folder / "late_enhanced.wav", "-w", WEIGHTS).returncode == 0, "--rir")
+    with wave.open(str(folder / "mono.wav")) as x, wave.open(str(folder / "late.wav")) as y:
+        dry, wet = (struct.unpack(f"<{f.getnframes()}h", f.readframes(f.getnframes())) for f in (x, y))
+    check(len(dry) == len(wet) and all(abs(wet[i] - (dry[i - delay] if i >= delay else 0)) <= 2 for i in range(len(dry))), "a room that only delays")
+
+    # krait bench data: configurations and settings as krait train has them; bad files by name.
+    (folder / "clean/a" / "bad.wav").write_bytes(b"nothing")
+    settings = [f"dset.speech_dir={folder / 'clean'}", f"dset.noise_dir={folder / 'noise'}", "segment=8000", "stride=4000", "shift=4000", "batch_size=2"]
+    (folder / "plain.yaml").write_text(f"dset:\n  speech_dir: {folder / 'clean'}\n  noise_dir: {folder / 'noise'}\n")
+    bench = krait("bench", "data", *settings, "--json", "--step", 100000)
+    told = json.loads(bench.stdout)
+    check(bench.returncode == 0 and told["items"] == sum(-(-(30000 + 4000 * i - 8000) // 4000) + 1 for i in range(3)) and told["keeps_up"] and told["item_s"] == 0.25 and told["bad_files"] == 1, f"bench: {bench}")
+    check(bench.stderr.count(b"\n") == 1 and b"bad.wav" in bench.stderr, f"bench: {bench.stderr}")
+    os.remove(folder / "clean/a/bad.wav")
+    slow = krait("bench", "data", folder / "plain.yaml", "--step", 0.001)
+    check(slow.returncode == 1 and b"TOO FEW" in slow.stdout, f"bench: {slow}")
+    check_error(2, "there is no 'batchsize'", "bench", "data", *settings, "batchsize=3")
+    check_error(2, "dset.speech_train", "bench", "data")
+    check_error(2, "stands alone", "bench", "primeknet", "data")
+
     # What cannot be measured; what fails stops nothing else.
     write_wav(folder / "silence.wav", [0.0] * 30000)
     silent = results(folder / "mono.wav", folder / "silence.wav")[0]["other"]
@@ -123,6 +163,14 @@ with tempfile.TemporaryDirectory() as name:
     check_error(2, "go with -w or --enhance", "evaluate", clean, other, "--set", "causal=true")
     check_error(2, "is a folder", "evaluate", clean, other, "--csv", folder)
     check_error(2, "/nonexistent.safetensors", "evaluate", clean, other, "-w", "/nonexistent.safetensors")
+    check_error(2, "does not go with --noise", "enhance", clean, "--noise", other, "--reference", clean)
+    check_error(2, "--mixed goes with", "enhance", clean, "--mixed", folder / "m.wav")
+    check_error(2, "--snr goes with --noise", "enhance", clean, "--snr", "5")
+    check_error(2, "which is read", "enhance", clean, "--noise", other, "--mixed", other, "-o", folder / "o.wav", "-f")
+    check_error(2, "is named twice", "enhance", clean, "--noise", other, "--mixed", folder / "o.wav", "-o", folder / "o.wav")
+    check_error(1, "/nonexistent.wav", "enhance", clean, "--noise", "/nonexistent.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
+    check_error(1, "is silent", "enhance", clean, "--noise", folder / "silence.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
+    check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "nothing is left")
     check_error(1, "channels", "evaluate", folder / "twice.wav", clean)
     missing = krait("evaluate", clean, other, "--csv", folder / "no/such/place.csv")
     check(missing.returncode == 1 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"no place for CSV: {missing}")

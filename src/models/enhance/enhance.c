@@ -14,6 +14,7 @@
 #include "audio.h"
 #include "clock.h"
 #include "job.h"
+#include "mixture.h"
 #include "plot.h"
 #include "resample.h"
 #include "score.h"
@@ -35,7 +36,8 @@ typedef struct run {
   krait_enhance_result *result;
   const kr_denoiser *denoiser;
   kr_audio_in *in;
-  kr_audio_out *out;
+  kr_audio_out *out, *mixed_out;
+  kr_mixture *mixture; /* NULL: the recording as it is */
   kr_plot *plot;
   kr_audio_info info;
   int64_t n_frames; /* found, not promised */
@@ -44,11 +46,27 @@ typedef struct run {
   kr_job job;
 } run;
 
+/* What is mixed has another length or level only once the noise's gain is known: a reading more. */
+static int32_t scan_for_mixture(run *r) {
+  for (int64_t n = BLOCK; n == BLOCK;) {
+    KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
+    KR_TRY(kr_mixture_measure(r->mixture, r->frames, n));
+  }
+  KR_TRY(kr_mixture_begin(r->mixture));
+  return kr_audio_rewind(r->in);
+}
+
+static int32_t read_block(run *r, int64_t most, int64_t *n) {
+  KR_TRY(kr_audio_read(r->in, r->frames, most, n));
+  return r->mixture ? kr_mixture_mix(r->mixture, r->frames, *n) : KRAIT_OK;
+}
+
 /* The first reading: length, levels, flaws. */
 static int32_t scan(run *r) {
   const int32_t n_channels = r->info.n_channels;
+  if (r->mixture) KR_TRY(scan_for_mixture(r));
   for (int64_t n = BLOCK; n == BLOCK; r->n_frames += n) {
-    KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
+    KR_TRY(read_block(r, BLOCK, &n));
     for (int64_t i = 0; i < n; i++)
       for (int32_t c = 0; c < n_channels; c++) {
         const double v = r->frames[i * n_channels + c];
@@ -56,6 +74,7 @@ static int32_t scan(run *r) {
       }
   }
   for (int32_t c = 0; c < n_channels; c++) r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
+  if (r->mixture) KR_TRY(kr_mixture_begin(r->mixture));
   return kr_audio_rewind(r->in);
 }
 
@@ -129,8 +148,9 @@ static int32_t push_channel(run *r, int32_t c, int64_t n) {
 static int32_t stream(run *r) {
   const int32_t n_channels = r->info.n_channels;
   for (int64_t left = r->n_frames, n = 0; left > 0; left -= n) {
-    KR_TRY(kr_audio_read(r->in, r->frames, left < BLOCK ? left : BLOCK, &n));
+    KR_TRY(read_block(r, left < BLOCK ? left : BLOCK, &n));
     KR_CHECK(n > 0, KRAIT_ERR_FILE_READ, "%s changed while it was read", r->options->in_path);
+    if (r->mixed_out) KR_TRY(kr_audio_write(r->mixed_out, r->frames, n));
     for (int32_t c = 0; c < n_channels; c++) KR_TRY(push_channel(r, c, n));
     KR_TRY(drain(r));
   }
@@ -140,6 +160,7 @@ static int32_t stream(run *r) {
     KR_TRY(kr_resampler_finish(r->channels[c].up, r->n_frames));
   }
   KR_TRY(drain(r));
+  if (r->mixed_out) KR_TRY(kr_audio_finish(r->mixed_out));
   return kr_audio_finish(r->out);
 }
 
@@ -154,7 +175,9 @@ static int32_t prepare(run *r) {
   KR_CHECK(r->channels && r->frames && r->mono, KRAIT_ERR_NO_MEMORY, "no memory for %d channels", r->info.n_channels);
   if (o->reference_path)
     KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz, r->info.n_channels));
+  if (o->noise_path || o->rir_path) KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels, &r->mixture));
   KR_TRY(scan(r));
+  if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));
   KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));
   if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->plot));
   return open_channels(r);
@@ -176,6 +199,8 @@ static void release(run *r) {
   kr_free(r->frames);
   kr_free(r->mono);
   kr_plot_abandon(&r->plot);
+  kr_mixture_close(&r->mixture);
+  kr_audio_abandon(&r->mixed_out);
   kr_audio_abandon(&r->out);
   kr_audio_close(&r->in);
 }
@@ -200,6 +225,7 @@ static void describe_input(run *r, krait_enhance_result *found) {
 /* The picture first: with KRAIT_ENHANCE_KEEP either may be refused, and the recording is what counts. */
 static int32_t commit(run *r) {
   if (r->plot) KR_TRY(kr_plot_commit(&r->plot));
+  if (r->mixed_out) KR_TRY(kr_audio_commit(&r->mixed_out));
   return kr_audio_commit(&r->out);
 }
 
