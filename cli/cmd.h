@@ -3,6 +3,7 @@
 #ifndef KR_CMD_H
 #define KR_CMD_H
 int cmd_bench(int argc, char **argv);
+int cmd_classify(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_enhance(int argc, char **argv);
 int cmd_evaluate(int argc, char **argv);

@@ -20,6 +20,7 @@ struct kr_videomamba {
   kr_arena *arena; /* of what is computed, and of a CPU's buffers */
   char *device;    /* a GPU's parameters, then its buffers */
   uint64_t used;
+  int is_image;    /* weights of one picture: no times */
   int counting;    /* on a GPU the first time over the parameters */
   kr_vm_graph graph;
   kr_runner *runner;
@@ -58,11 +59,13 @@ static int64_t count_layers(const kr_videomamba *m) {
 
 static int32_t read_config(kr_videomamba *m) {
   kr_videomamba_config *c = &m->c;
-  int64_t embed[5], places[3], times[3], A[2], dt[2], conv[3], head[2];
+  int64_t embed[5] = {0}, places[3], times[3] = {1, 1, 1}, A[2], dt[2], conv[3], head[2];
   m->prefix = kr_weights_find(m->weights, "vision_encoder.cls_token") ? "vision_encoder." : "";
-  KR_TRY(dims_of(m, "patch_embed.proj.weight", 5, embed));
+  m->is_image = find(m, "patch_embed.proj.weight") && find(m, "patch_embed.proj.weight")->n_dims == 4;
+  KR_TRY(dims_of(m, "patch_embed.proj.weight", 5 - m->is_image, embed));
+  if (m->is_image) embed[4] = embed[3], embed[3] = embed[2], embed[2] = 1;
   KR_TRY(dims_of(m, "pos_embed", 3, places));
-  KR_TRY(dims_of(m, "temporal_pos_embedding", 3, times));
+  if (!m->is_image) KR_TRY(dims_of(m, "temporal_pos_embedding", 3, times));
   KR_TRY(dims_of(m, "layers.0.mixer.A_log", 2, A));
   KR_TRY(dims_of(m, "layers.0.mixer.dt_proj.weight", 2, dt));
   KR_TRY(dims_of(m, "layers.0.mixer.conv1d.weight", 3, conv));
@@ -120,15 +123,16 @@ static int32_t take_decays(kr_videomamba *m, const char *name, const float **at)
 static int32_t take_places(kr_videomamba *m) {
   const kr_videomamba_config *c = &m->c;
   const int64_t L = kr_videomamba_tokens(c), n = (L - 1) / c->T;
-  const float *cls, *of_patch, *of_frame;
-  KR_TRY(kr_weights_take_f32(m->weights, find(m, "cls_token") ? find(m, "cls_token")->name : "cls_token", SHAPE(1, 1, c->D), &cls));
+  const float *cls, *of_patch, *of_frame = NULL;
+  KR_CHECK(find(m, "cls_token"), KRAIT_ERR_WEIGHTS, "tensor 'cls_token' is missing");
+  KR_TRY(kr_weights_take_f32(m->weights, find(m, "cls_token")->name, SHAPE(1, 1, c->D), &cls));
   KR_TRY(kr_weights_take_f32(m->weights, find(m, "pos_embed")->name, SHAPE(1, 1 + n, c->D), &of_patch));
-  KR_TRY(kr_weights_take_f32(m->weights, find(m, "temporal_pos_embedding")->name, SHAPE(1, c->T, c->D), &of_frame));
+  if (!m->is_image) KR_TRY(kr_weights_take_f32(m->weights, find(m, "temporal_pos_embedding")->name, SHAPE(1, c->T, c->D), &of_frame));
   float *sum = kr_arena_try(m->arena, (size_t)(L * c->D) * sizeof *sum);
   KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for the places of %lld tokens", (long long)L);
   for (int64_t d = 0; d < c->D; d++) sum[d] = cls[d] + of_patch[d];
   for (int64_t i = 1; i < L; i++)
-    for (int64_t d = 0; d < c->D; d++) sum[i * c->D + d] = of_patch[(1 + (i - 1) % n) * c->D + d] + of_frame[(i - 1) / n * c->D + d];
+    for (int64_t d = 0; d < c->D; d++) sum[i * c->D + d] = of_patch[(1 + (i - 1) % n) * c->D + d] + (of_frame ? of_frame[(i - 1) / n * c->D + d] : 0);
   return place(m, sum, (uint64_t)(L * c->D) * sizeof *sum, &m->p.places);
 }
 
@@ -159,7 +163,8 @@ static int32_t take_layer(kr_videomamba *m, int64_t layer, kr_vm_layer *l) {
 static int32_t take_all(kr_videomamba *m) {
   const kr_videomamba_config *c = &m->c;
   m->used = 0;
-  KR_TRY(take(m, "patch_embed.proj.weight", SHAPE(c->D, 3, 1, c->patch, c->patch), &m->p.embed));
+  const int64_t of_clips[] = {c->D, 3, 1, c->patch, c->patch}, of_images[] = {c->D, 3, c->patch, c->patch};
+  KR_TRY(take(m, "patch_embed.proj.weight", 5 - m->is_image, m->is_image ? of_images : of_clips, &m->p.embed));
   KR_TRY(take(m, "patch_embed.proj.bias", SHAPE(c->D), &m->p.embed_bias));
   KR_TRY(take_places(m));
   for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_layer(m, i, &m->p.layers[i]));
