@@ -194,6 +194,16 @@ int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *i
   return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits);
 }
 
+int32_t kr_mlm_step_again(kr_mlm *m) {
+  const kr_mlm_graph *latest = m->graphs;
+  for (int i = 1; i < MOST_GRAPHS; i++)
+    if (m->graphs[i].used > latest->used) latest = &m->graphs[i];
+  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
+  return kr_runner_run(latest->runner, NULL);
+}
+
+int32_t kr_mlm_wait(const kr_mlm *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
+
 /* ---- states ---- */
 
 typedef struct mover {

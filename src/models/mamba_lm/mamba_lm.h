@@ -63,6 +63,9 @@ int32_t kr_mlm_reset(kr_mlm *model, int64_t slot);
 int32_t kr_mlm_read(kr_mlm *model, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits);
 /* One token each for B different slots; logits (B,V). */
 int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits);
+/* A step as the one before, whose logits stay where they are: for timing. */
+int32_t kr_mlm_step_again(kr_mlm *model);
+int32_t kr_mlm_wait(const kr_mlm *model);
 
 /* A slot's states as named tensors, in host memory. */
 typedef int32_t (*kr_mlm_state_fn)(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data);
