@@ -67,6 +67,19 @@ typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total)
 /* Of a text of two tokens at least: the sum of -ln p of every token but the first, and how many those are. The session begins anew. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 
+/* Random weights of a published model's sizes, for krait bench generate. */
+typedef struct krait_lm_timing {
+  uint32_t size;
+  int32_t reserved;
+  uint64_t token_bytes; /* of weights, that a token reads */
+  double open_s;        /* making the weights */
+  double prompt_s;      /* reading the prompt, the best of three */
+  double token_s;       /* a step of the batch with its logits and the choice of the likeliest token, median */
+  double step_s;        /* a step without these, of many in a row */
+} krait_lm_timing;
+/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
+KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
+
 #ifdef __cplusplus
 }
 #endif

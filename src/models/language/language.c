@@ -305,7 +305,7 @@ int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
   KR_TRY(read_pending(&s, 1));
-  const int64_t most = 2 * kr_mlm_config_of(s->lm->model)->n_layers + 2;
+  const int64_t most = 3 * kr_mlm_config_of(s->lm->model)->n_layers + 2;
   file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items), .names = kr_alloc_array((size_t)most, sizeof *f.names)};
   int32_t status = f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");
   for (int64_t i = 0; f.items && i < f.n; i++) kr_free((void *)f.items[i].data);
@@ -337,7 +337,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT, "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
   KR_TRY(begin(s));
-  KR_TRY(kr_mlm_states_in(s->lm->model, s->slot, give_state, f));
+  KR_TRY(kr_mlm_states_in(s->lm->model, s->slot, ids->shape[0], give_state, f));
   memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
   for (int64_t i = 0; i < ids->shape[0]; i++) {
     const int32_t id = ((const int32_t *)ids->data)[i];
