@@ -71,7 +71,7 @@ def write_archive(path, files, info):
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
+            archive.writestr(entry, data, compresslevel=9)
 
 
 def write_wheel(name, folder):
