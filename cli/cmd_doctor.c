@@ -94,8 +94,10 @@ static int diagnose(doctor_args *args) {
     kr_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
     return EXIT_INTERNAL;
   }
-  code = show(text, &report, code);
-  if (args->json) putchar('\n');
+  if (!args->json) return show(text, &report, code);
+  kr_print_json_text(stdout, text);
+  putchar('\n');
+  krait_report_close(&report);
   return code;
 }
 

@@ -143,6 +143,16 @@ int kr_json_set_name(json_t *object, const char *key, const char *name) {
   return failed | json_object_set_new(object, other, hexadecimal(name));
 }
 
+void kr_print_json_text(FILE *file, const char *json) {
+  for (const unsigned char *s = (const unsigned char *)json; *s; s++) {
+    const int is_c1 = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0, is_line = s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9);
+    if (*s == 0x7f) fputs("\\u007f", file);
+    else if (is_c1) fprintf(file, "\\u%04x", *++s);
+    else if (is_line) fprintf(file, "\\u20%x", s[2] - 0x80), s += 2;
+    else fputc(*s, file);
+  }
+}
+
 int kr_print_json(const char *verb, json_t *object, size_t flags) {
   char *text = object ? json_dumps(object, flags) : NULL; /* whole: kr_guard_json ends the process where its memory ends */
   json_decref(object);
@@ -150,7 +160,7 @@ int kr_print_json(const char *verb, json_t *object, size_t flags) {
     fprintf(kr_err(), "krait %s: no memory for the JSON\n", verb);
     return 1;
   }
-  fputs(text, stdout); /* kr_end_output tells whether it arrived */
+  kr_print_json_text(stdout, text); /* kr_end_output tells whether it arrived */
   fputc('\n', stdout);
   free(text);
   return 0;

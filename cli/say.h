@@ -23,6 +23,8 @@ json_t *kr_json_text(const char *text);  /* what is not UTF-8 in it as U+FFFD */
 json_t *kr_json_real(double value);      /* null for what JSON has no number for */
 /* object[key] = name; one that is not UTF-8 also as hexadecimal bytes in object[key "_bytes"]. */
 int kr_json_set_name(json_t *object, const char *key, const char *name);
+/* What JSON may hold as it is but a terminal obeys (C1 controls, DEL, line separators) is escaped. */
+void kr_print_json_text(FILE *file, const char *json);
 /* Prints and frees object; NULL (a failed json_pack) is out of memory. 0, or 1 after a line on standard error. */
 int kr_print_json(const char *verb, json_t *object, size_t flags);
 
