@@ -1,6 +1,7 @@
 /* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5, 16-bit storage one rounding. */
 #include "contract.h"
 #include "op_list.h"
+#include "rotary_rows.h"
 
 static int32_t check_rules(const void *args) {
   const krait_attention_append_args *a = args;
@@ -18,6 +19,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_append_cuda_refuse, kr_attention_append_cuda, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_append_ref, NULL},
 };
 

@@ -107,6 +107,55 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
+/* ---- few rows, many keys -------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
+
+const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_plan p = kr_attention_plan_of(args);
+  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows to a head of k and v";
+  if (p.D > 128) return "heads above 128 channels";
+  if (p.rng.data) return "dropout";
+  if (p.out.dtype == KRAIT_F32) return "float32";
+  return kr_attention_ampere_refuse(ctx, args);
+}
+
+/* As many parts as fill the device, none too small; two blocks lie on a multiprocessor. */
+static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
+  const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
+  const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads), most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
+  double best = 0;
+  p->n_splits = 1;
+  for (int64_t n = 1; n <= most; n++) {
+    const int64_t all = blocks * n, waves = (all + slots - 1) / slots;
+    const double use = (double)all / (double)(waves * slots);
+    if (use > best + 0.05) best = use, p->n_splits = (int32_t)n;
+  }
+}
+
+uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
+  kr_attention_plan p = kr_attention_plan_of(args);
+  plan_keys(ctx, &p);
+  return p.n_splits == 1 ? 0 : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q * (uint64_t)(p.D + 1) * sizeof(float);
+}
+
+int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel parts[2][2] = {{{"attention_keys_f16", "kr_attention_keys_64"}, {"attention_keys_bf16", "kr_attention_keys_64"}}, {{"attention_keys_f16", "kr_attention_keys_128"}, {"attention_keys_bf16", "kr_attention_keys_128"}}};
+  static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"}, {"attention_keys_bf16", "kr_attention_join"}};
+  const krait_attention_args *a = args;
+  kr_attention_plan p = kr_attention_plan_of(a);
+  plan_keys(ctx, &p);
+  p.partial = a->call.scratch;
+  const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
+  const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits), .block = KR_ATTENTION_KEYS_THREADS, .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64), .stream = a->call.stream};
+  const kr_grid rows = {.x = (uint32_t)((p.B * p.H * p.rows_q + 3) / 4), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
+  if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
+}
+
 /* ---- hopper -------------------------------------------------------------------------------------------------------------------- */
 
 /* Whether bulk copies take the tensor: 16 bytes aligned, channels side by side. */

@@ -1,5 +1,5 @@
 /* attention_cuda.h: the rows of attention and of its gradient on a GPU, and the plan that both make of a call.
- * base: everything. ampere, hopper: tiles on tensor cores. */
+ * base: everything. ampere, hopper: tiles on tensor cores. keys: few rows, many keys. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
@@ -20,6 +20,7 @@ const char *kr_attention_refuse_sizes(const kr_attention_plan *p);
 KR_ATTENTION_ROW(base)
 KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(hopper)
+KR_ATTENTION_ROW(keys)
 KR_ATTENTION_ROW(bwd_base)
 
 #endif

@@ -55,6 +55,10 @@ enum { KR_ATTENTION_AMPERE_THREADS = 128 };
 #define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
 #define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
 
+/* Few rows, many keys: a ring for each of four warps, later their sums. */
+enum { KR_ATTENTION_KEYS_THREADS = 128, KR_ATTENTION_KEYS_STAGES = 3 };
+#define KR_ATTENTION_KEYS_SHARED(D) ((uint32_t)(4 * KR_ATTENTION_KEYS_STAGES * 2 * 16 * (D) * 2))
+
 /* A driver's tensor map: (channel, token, head, batch). */
 typedef struct __attribute__((aligned(64))) kr_attention_map {
   uint64_t words[16];

@@ -1,5 +1,6 @@
 /* rotary.c: contract, cost and rows of the rotary embedding. The equation is in rotary_ref.c. Bound: float32 1e-5, 16-bit storage one rounding. */
 #include "op_list.h"
+#include "rotary_rows.h"
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_rotary_args *a = args;
@@ -10,6 +11,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_rotary_cuda_refuse, kr_rotary_cuda, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_rotary_ref, NULL},
 };
 
