@@ -24,6 +24,9 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const kr_row rows[] = {
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base, kr_attention_bwd_base_scratch},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_bwd_##isa, kr_attention_bwd_scratch_##isa},
+#include "isa.def"
+#undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_bwd_ref, kr_attention_bwd_ref_scratch},
 };
 

@@ -94,11 +94,12 @@ static void choose_masks(kr_case *c) {
 
 _Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attention_bwd_args, reserved), "sizes and fields of both");
 
-/* P and, on tensor cores, dS are rounded to the storage type before they are multiplied: errors as large as a row's terms. */
+/* P and, on tensor cores, dS are rounded to the storage type before they are multiplied: errors as large as a row's terms. dP - delta is a
+ * difference of sums of terms about 1, and nothing where a query sees one key. */
 static void set_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32 && !c->is_exact; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
-    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, view->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
+    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, c->sig->forward ? 1e-5 : view->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
   }
 }
 

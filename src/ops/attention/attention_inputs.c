@@ -69,7 +69,7 @@ int64_t kr_attention_most_keys(const kr_attention_inputs *in) { return kr_has(in
 kr_attention_sequence kr_attention_sequence_at(const kr_attention_inputs *in, int64_t b) {
   kr_attention_sequence s = {.b = b, .q_row = kr_has(in->cu_seqlens_q) ? 0 : b, .k_row = kr_has(in->cu_seqlens_k) ? 0 : b};
   s.n_rows = s.nq = length_of(in->cu_seqlens_q, b, in->Lq, &s.q_first);
-  s.nk = length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &s.k_first);
+  s.n_key_rows = s.nk = length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &s.k_first);
   if (kr_has(in->seqused_q)) s.nq = entry(in->seqused_q, b);
   if (kr_has(in->seqused_k)) s.nk = entry(in->seqused_k, b);
   if (kr_has(in->leftpad_k)) s.k_first += entry(in->leftpad_k, b), s.nk -= entry(in->leftpad_k, b);

@@ -23,9 +23,9 @@ int32_t kr_attention_check_rules(const kr_attention_inputs *in);
 /* Offsets, lengths and rows: all that a row of the CPU reads in index tensors afterwards is in range. */
 int32_t kr_attention_check_indices(const kr_attention_inputs *in);
 
-/* Sequence b: its queries 0..nq-1, of n_rows places; its keys 0..nk-1. */
+/* Sequence b: its queries 0..nq-1, of n_rows places; its keys 0..nk-1, of n_key_rows. */
 typedef struct kr_attention_sequence {
-  int64_t b, nq, n_rows, nk;
+  int64_t b, nq, n_rows, nk, n_key_rows;
   int64_t q_row, q_first; /* of q, out and lse: first index, and the token that is query 0 */
   int64_t k_row, k_first; /* of k and v; with pages k_row is unused */
 } kr_attention_sequence;

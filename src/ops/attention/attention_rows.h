@@ -14,5 +14,9 @@ enum { KR_ATTENTION_MOST_D = 256 };
   uint64_t kr_attention_##row(const krait_ctx *ctx, const void *args);  \
   uint64_t kr_attention_bwd_##row(const krait_ctx *ctx, const void *args);
 KR_ATTENTION_SCRATCH(ref_scratch)
+KR_ATTENTION_SCRATCH(scratch_avx512)
+KR_ATTENTION_SCRATCH(scratch_avx2)
+KR_ATTENTION_SCRATCH(scratch_neon)
+KR_ATTENTION_SCRATCH(scratch_scalar)
 
 #endif
