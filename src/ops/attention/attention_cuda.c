@@ -68,10 +68,9 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
 
 /* ---- ampere -------------------------------------------------------------------------------------------------------------------- */
 
-static int rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
+int kr_attention_rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
 
-/* Heads whose keys and values share the L2 cache, half of which they may have. */
-static int32_t heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
+int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
   return (int32_t)(group < all ? group : all);
@@ -88,7 +87,7 @@ const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
-  if (!rows_take_packs(&p.q) || !rows_take_packs(&p.k) || !rows_take_packs(&p.v) || !rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) || !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)) ? "too little shared memory" : NULL;
 }
 
@@ -102,7 +101,7 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
   kr_attention_plan p = kr_attention_plan_of(a);
   const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D), any = p.softcap > 0 || p.slopes || p.rng.data;
-  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = heads_together(ctx, &p);
+  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = kr_attention_heads_together(ctx, &p);
   const kr_grid grid = {.x = (uint32_t)p.n_units, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D), .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
@@ -179,7 +178,7 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  if (!boxes_take(&p.q, a->Lq, a->H, Bq) || !boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!boxes_take(&p.q, a->Lq, a->H, Bq) || !boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
   const int D = p.D > 64 ? 128 : 64;
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D)) ? "too little shared memory" : NULL;
 }
@@ -212,7 +211,7 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
   kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
   kr_attention_plan *p = &h.plan;
   const int wide = p->D > 64, D = wide ? 128 : 64, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0, keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
-  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = heads_together(ctx, p);
+  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, a, rows, keys), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);

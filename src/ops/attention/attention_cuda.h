@@ -12,6 +12,9 @@ kr_attention_plan kr_attention_plan_of(const krait_attention_args *a);
 kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *a);
 /* Why no kernel takes the sizes, or NULL. */
 const char *kr_attention_refuse_sizes(const kr_attention_plan *p);
+int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16 bytes aligned */
+/* Heads whose keys and values share the L2 cache, half of which they may have. */
+int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p);
 
 #define KR_ATTENTION_ROW(name)                                              \
   const char *kr_attention_##name##_refuse(const krait_ctx *ctx, const void *args); \
@@ -22,5 +25,6 @@ KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)
 KR_ATTENTION_ROW(bwd_base)
+KR_ATTENTION_ROW(bwd_ampere)
 
 #endif
