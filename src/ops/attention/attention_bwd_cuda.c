@@ -101,3 +101,53 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
   if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }
+
+/* ---- hopper --------------------------------------------------------------------------------------------------------------------- */
+
+const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_bwd_args *a = args;
+  const kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const char *why = kr_attention_bwd_ampere_refuse(ctx, args);
+  if (why) return why;
+  if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
+  if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
+  const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
+    return "rows that are not aligned to 16 bytes";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) { return kr_attention_bwd_base_scratch(ctx, args); }
+
+static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_bwd_args *a, int rows, int keys) {
+  const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->plan.dout, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+}
+
+#define HOPPER(name) {{"attention_hopper_bwd_f16_64", name}, {"attention_hopper_bwd_bf16_64", name}}, {{"attention_hopper_bwd_f16_128", name}, {"attention_hopper_bwd_bf16_128", name}}
+
+int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}}, dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")}, {HOPPER("kr_attention_hopper_dkv_edged")}};
+  const krait_attention_bwd_args *a = args;
+  kr_attention_hopper_plan rows = {.plan = kr_attention_bwd_plan_of(a)}, keys;
+  kr_attention_plan *p = &rows.plan;
+  const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
+  p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
+  keys = rows;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  int32_t status = make_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
+  if (status >= 0) status = make_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid by_rows = {.x = (uint32_t)p->n_q_tiles * (uint32_t)(p->B * p->H), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DQ_KEYS), .stream = a->call.stream};
+  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DKV_ROWS), .stream = a->call.stream};
+  if (p->dq.data) kr_chain_add(&rest, &dq[edged][wide][bf16], &by_rows, &rows);
+  if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
+}

@@ -157,8 +157,7 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
 
 /* ---- hopper -------------------------------------------------------------------------------------------------------------------- */
 
-/* Whether bulk copies take the tensor: 16 bytes aligned, channels side by side. */
-static int boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B) {
+int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B) {
   const int64_t limit = (int64_t)1 << 38;
   if (t->d != 1 || (uintptr_t)t->data % 16 != 0) return 0;
   if ((L > 1 && (t->t % 8 != 0 || t->t <= 0 || t->t >= limit)) || (H > 1 && (t->h % 8 != 0 || t->h <= 0 || t->h >= limit))) return 0;
@@ -178,15 +177,15 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  if (!boxes_take(&p.q, a->Lq, a->H, Bq) || !boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
   const int D = p.D > 64 ? 128 : 64;
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D)) ? "too little shared memory" : NULL;
 }
 
 uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-/* Boxes of 64 channels by `rows` tokens, 128-byte swizzling. A dimension of one element has no stride of its own. */
-static int32_t make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows) {
+/* A dimension of one element has no stride of its own. */
+int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   const uint64_t sizes[4] = {(uint64_t)D, (uint64_t)L, (uint64_t)H, (uint64_t)B};
   const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2, (uint64_t)(B > 1 ? t->b : 128) * 2};
@@ -197,9 +196,9 @@ static int32_t make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_at
 }
 
 static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_args *a, int rows, int keys) {
-  KR_TRY(make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
-  KR_TRY(make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
-  return make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {

@@ -69,7 +69,7 @@ typedef struct __attribute__((aligned(64))) kr_attention_map {
 } kr_attention_map;
 
 typedef struct kr_attention_hopper_plan {
-  kr_attention_map q, k, v;
+  kr_attention_map q, k, v, dout;
   kr_attention_plan plan;
 } kr_attention_hopper_plan;
 
@@ -83,5 +83,9 @@ typedef struct kr_attention_hopper_plan {
 enum { KR_HOPPER_KV_STAGES = 2 };
 #define KR_HOPPER_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))
 
+
+/* The gradient: a block has 128 rows, or keys, of its own; tiles of so many keys, or rows, in a ring. */
+enum { KR_HOPPER_BWD_ROWS = 128, KR_HOPPER_DQ_KEYS = 96, KR_HOPPER_DKV_ROWS = 64, KR_HOPPER_BWD_STAGES = 3, KR_HOPPER_BWD_THREADS = 384 };
+#define KR_HOPPER_BWD_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_BWD_ROWS + KR_HOPPER_BWD_STAGES * 2 * (N)) * (D) * 2 + KR_HOPPER_BWD_STAGES * 2 * (N) * 4 + 1024 + 128))
 
 #endif
