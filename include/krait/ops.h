@@ -524,6 +524,18 @@ typedef struct krait_sum_rows_args {
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
+/* out[r,m] = table[index[r],m]: embeddings. */
+typedef struct krait_gather_rows_args {
+  krait_call call;
+  int64_t R, M, V;
+  krait_view table;     /* (V,M) any float type */
+  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view out;       /* (R,M) any float type */
+} krait_gather_rows_args;
+
+KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
+KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif
