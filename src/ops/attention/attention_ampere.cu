@@ -175,9 +175,9 @@ KR_DEV void run(const kr_attention_plan &p) {
     kr_sync();
     copy_rows<D, N, 1>(p, v, p.v, at, n * N, at.s.n_k);
     kr_commit_copies();
+    make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
     if (n > first) copy_rows<D, N, 1>(p, k0 + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
     kr_commit_copies();
-    make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
     if (ANY) make_any_scores<M, N>(p, at, slope, n * N, s);
     if (n * N < all_from || n * N + N > all_to) hide<M, N>(p, at, n * N, s);
     weigh<D, M, N>(s, scale, most, sum, o);

@@ -252,12 +252,8 @@ KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, f
   }
 }
 
-KR_DEV void take_turn(const lanes &me) {
-  if (KR_TURNS) kr_sync_at<256>(ORDER + me.group);
-}
-KR_DEV void give_turn(const lanes &me) {
-  if (KR_TURNS) kr_arrive_at<256>(ORDER + (me.group + 1 == GROUPS ? 0 : me.group + 1));
-}
+KR_DEV void take_turn(const lanes &me) { kr_sync_at<256>(ORDER + me.group); }
+KR_DEV void give_turn(const lanes &me) { kr_arrive_at<256>(ORDER + (me.group + 1 == GROUPS ? 0 : me.group + 1)); }
 KR_DEV void release(uint32_t empty, int use, const lanes &me) {
   if (me.thread == 0) kr_barrier_arrive(empty + stage_of(use) * 8);
 }
