@@ -32,6 +32,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_ampere_keys", KRAIT_CAP_CUDA_AMPERE, kr_attention_keys_refuse, kr_attention_keys, kr_attention_keys_scratch},
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper, kr_attention_hopper_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere, kr_attention_ampere_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},

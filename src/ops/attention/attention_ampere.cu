@@ -1,17 +1,7 @@
 /* attention_ampere.cu: attention by warps' tensor cores: a block of four warps takes a tile of rows and walks over tiles of keys, the last first. Keys come
  * past the registers a tile ahead, values while scores are made. Compiled per type (KR_HALF: float16).
  * kr_attention_ampere_D: heads of up to D channels, every option but softcap, slopes and dropout; kr_attention_ampere_D_any: those, too. */
-#include "attention_fragments.cuh"
-#include "mma.cuh"
-
-#ifdef KR_HALF
-typedef kr_f16 element;
-enum { DTYPE = KRAIT_F16 };
-#else
-typedef kr_bf16 element;
-enum { DTYPE = KRAIT_BF16 };
-#endif
-enum { THREADS = KR_ATTENTION_AMPERE_THREADS };
+#include "attention_mma.cuh"
 
 /* A block's rows and what its thread has of them: rows 16 m + g and + 8 of the warp's, of M. */
 typedef struct block {
@@ -30,52 +20,18 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
   if (!KEYS) from += query_at(v, at.s, at.h, first + row);
   else if (!at.s.pages) from += key_at(p, v, at.s, at.kv, first + row);
   to += kr_swizzle<D * 2>(row, chunk);
+  if (p.D == D && first + ROWS <= end && (!KEYS || !at.s.pages)) {
 #pragma unroll
+    for (int k = 0; k < ROWS / STEP; k++, from += step) kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, from, 16); /* the swizzle goes by eight rows */
+    return;
+  }
+#pragma unroll 1
   for (int k = 0; k < ROWS / STEP; k++, from += step) {
     const int there = exists && first + row + k * STEP < end;
     const uint16_t *one = from;
     if (KEYS && at.s.pages) one = there ? data + key_at(p, v, at.s, at.kv, first + row + k * STEP) : data;
-    const int turn = STEP == 4 && k % 2 ? 64 : 0; /* the swizzle goes by eight rows */
-    kr_copy_some_at((to ^ turn) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data, there ? 16 : 0);
+    kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data, there ? 16 : 0);
   }
-}
-
-/* s = q k^T of the warp's 16 M rows. lane_q, lane_k: where the lane's row of matrices lies. */
-template <int D, int M, int N>
-KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_k) {
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[m][j][i] = 0;
-#pragma unroll
-  for (int k = 0; k < D / 16; k++) {
-    uint32_t a[M][4];
-#pragma unroll
-    for (int m = 0; m < M; m++) kr_load_matrices_at(a[m], (lane_q ^ k * 32) + m * 16 * D * 2);
-#pragma unroll
-    for (int j = 0; j < N / 16; j++) {
-      uint32_t b[4];
-      kr_load_matrices_at(b, (lane_k ^ k * 32) + j * 16 * D * 2);
-#pragma unroll
-      for (int m = 0; m < M; m++) kr_mma_as(element(), s[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), s[m][2 * j + 1], a[m], b[2], b[3]);
-    }
-  }
-}
-
-/* o += w v. */
-template <int D, int M, int N>
-KR_DEV void add_output(float (&o)[M][D / 8][4], const uint32_t (&w)[M][N / 16][4], uint32_t lane_v) {
-#pragma unroll
-  for (int k = 0; k < N / 16; k++)
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-      uint32_t b[4];
-      kr_load_matrices_turned_at(b, (lane_v ^ j * 32) + k * 16 * D * 2);
-#pragma unroll
-      for (int m = 0; m < M; m++) kr_mma_as(element(), o[m][2 * j], w[m][k], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], w[m][k], b[2], b[3]);
-    }
 }
 
 /* Softcap and slopes: scores in powers of two. */
@@ -165,16 +121,6 @@ KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], flo
     }
 }
 
-template <int M, int N>
-KR_DEV void pack_weights(const float (&s)[M][N / 8][4], uint32_t (&w)[M][N / 16][4]) {
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int k = 0; k < N / 16; k++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) w[m][k][i] = kr_pack(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1], DTYPE);
-}
-
 template <int D, int M, int N>
 KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, const float (&most)[M][2], const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
 #pragma unroll
@@ -229,9 +175,9 @@ KR_DEV void run(const kr_attention_plan &p) {
     kr_sync();
     copy_rows<D, N, 1>(p, v, p.v, at, n * N, at.s.n_k);
     kr_commit_copies();
+    make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
     if (n > first) copy_rows<D, N, 1>(p, k0 + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
     kr_commit_copies();
-    make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
     if (ANY) make_any_scores<M, N>(p, at, slope, n * N, s);
     if (n * N < all_from || n * N + N > all_to) hide<M, N>(p, at, n * N, s);
     weigh<D, M, N>(s, scale, most, sum, o);

@@ -1,6 +1,8 @@
 /* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5, 16-bit storage one rounding. */
+#include "attention_rows.h"
 #include "contract.h"
 #include "op_list.h"
+#include "rotary_rows.h"
 
 static int32_t check_rules(const void *args) {
   const krait_attention_append_args *a = args;
@@ -18,6 +20,10 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_append_cuda_refuse, kr_attention_append_cuda, NULL},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_attention_append_refuse_##isa, kr_attention_append_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_append_ref, NULL},
 };
 

@@ -36,24 +36,118 @@ uint64_t kr_attention_bwd_base_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(kr_has(&a->cu_seqlens_q) ? 1 : a->B) * (uint64_t)a->Lq * (uint64_t)a->H * sizeof(float);
 }
 
+/* What every row begins with. */
+static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream) {
+  static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"}, dsinks = {"attention_base_bwd", "kr_attention_dsinks"};
+  const kr_grid rows = {.x = (uint32_t)((p->rows_q + 3) / 4) * (uint32_t)(p->B * p->H), .block = KR_ATTENTION_BASE_THREADS, .stream = stream};
+  const kr_grid heads = {.x = (uint32_t)p->H, .block = KR_ATTENTION_BASE_THREADS, .stream = stream};
+  kr_chain_add(chain, &delta, &rows, p);
+  if (p->dsinks.data) kr_chain_add(chain, &dsinks, &heads, p);
+}
+
 #define BY_SIZE(name) {{"attention_base_bwd", name "_k2"}, {"attention_base_bwd", name "_k4"}, {"attention_base_bwd", name "_k8"}}
 
 int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"}, dsinks = {"attention_base_bwd", "kr_attention_dsinks"};
   static const kr_kernel dq[] = BY_SIZE("kr_attention_dq"), dkv[] = BY_SIZE("kr_attention_dkv");
   const krait_attention_bwd_args *a = args;
   kr_attention_plan p = kr_attention_bwd_plan_of(a);
   const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which, rows = 4 * KR_ATTENTION_BASE_ROWS(K), all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + rows - 1) / rows;
-  kr_grid grid = {.x = (uint32_t)((p.rows_q + 3) / 4) * (uint32_t)all, .block = KR_ATTENTION_BASE_THREADS, .stream = a->call.stream};
+  kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all, .block = KR_ATTENTION_BASE_THREADS, .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 2), .stream = a->call.stream};
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &delta, &grid, &p);
-  grid.x = (uint32_t)p.H;
-  if (p.dsinks.data) kr_chain_add(&chain, &dsinks, &grid, &p);
-  grid.shared_bytes = KR_ATTENTION_BASE_SHARED(K, 2);
-  grid.x = (uint32_t)p.n_q_tiles * (uint32_t)all;
+  add_delta(&chain, &p, a->call.stream);
   if (p.dq.data) kr_chain_add(&chain, &dq[which], &grid, &p);
   grid.x = (uint32_t)((p.rows_k + rows - 1) / rows) * (uint32_t)(all / p.heads);
   if (p.dk.data || p.dv.data) kr_chain_add(&chain, &dkv[which], &grid, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
+}
+
+/* ---- ampere --------------------------------------------------------------------------------------------------------------------- */
+
+const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_bwd_args *a = args;
+  const kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const char *why = kr_attention_refuse_sizes(&p);
+  if (why) return why;
+  if (p.q.dtype == KRAIT_F32) return "float32";
+  if (p.lse.dtype != KRAIT_F32) return "lse is not float32";
+  if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) || (p.dv.data && p.dv.dtype != p.q.dtype)) return "a gradient of another type than q";
+  if (p.D != p.Dv || p.D % 8 != 0 || p.D > 128) return "heads above 128 channels, not of a multiple of eight, or of another size in v";
+  if (!(p.scale > 0)) return "a scale that is not positive";
+  if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
+  const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows that are not aligned to 16 bytes";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) { return kr_attention_bwd_base_scratch(ctx, args); }
+
+#define AMPERE(name) {{{"attention_ampere_bwd_f16", name "_64"}, {"attention_ampere_bwd_bf16", name "_64"}}, {{"attention_ampere_bwd_f16", name "_128"}, {"attention_ampere_bwd_bf16", name "_128"}}}
+#define AMPERE_ANY(name) {{{"attention_ampere_bwd_f16", name "_64_any"}, {"attention_ampere_bwd_bf16", name "_64_any"}}, {{"attention_ampere_bwd_f16", name "_128_any"}, {"attention_ampere_bwd_bf16", name "_128_any"}}}
+
+int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")}, dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
+  const krait_attention_bwd_args *a = args;
+  kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64, bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
+  p.n_q_tiles = (p.rows_q + 127) / 128, p.section = kr_attention_heads_together(ctx, &p);
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, &p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid rows = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_DQ_SHARED(D), .stream = a->call.stream};
+  const kr_grid keys = {.x = (uint32_t)((p.rows_k + 63) / 64) * (uint32_t)(all / p.heads), .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_DKV_SHARED(D), .stream = a->call.stream};
+  if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][bf16], &rows, &p);
+  if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &p);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
+}
+
+/* ---- hopper --------------------------------------------------------------------------------------------------------------------- */
+
+const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_bwd_args *a = args;
+  const kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const char *why = kr_attention_bwd_ampere_refuse(ctx, args);
+  if (why) return why;
+  if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
+  if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
+  const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
+    return "rows that are not aligned to 16 bytes";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) { return kr_attention_bwd_base_scratch(ctx, args); }
+
+static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_bwd_args *a, int rows, int keys) {
+  const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->plan.dout, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+}
+
+#define HOPPER(name) {{"attention_hopper_bwd_f16_64", name}, {"attention_hopper_bwd_bf16_64", name}}, {{"attention_hopper_bwd_f16_128", name}, {"attention_hopper_bwd_bf16_128", name}}
+
+int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}}, dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")}, {HOPPER("kr_attention_hopper_dkv_edged")}};
+  const krait_attention_bwd_args *a = args;
+  kr_attention_hopper_plan rows = {.plan = kr_attention_bwd_plan_of(a)}, keys;
+  kr_attention_plan *p = &rows.plan;
+  const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
+  p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
+  keys = rows;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  int32_t status = make_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
+  if (status >= 0) status = make_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid by_rows = {.x = (uint32_t)p->n_q_tiles * (uint32_t)(p->B * p->H), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DQ_KEYS), .stream = a->call.stream};
+  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DKV_ROWS), .stream = a->call.stream};
+  if (p->dq.data) kr_chain_add(&rest, &dq[edged][wide][bf16], &by_rows, &rows);
+  if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }

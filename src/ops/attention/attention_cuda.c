@@ -68,10 +68,9 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
 
 /* ---- ampere -------------------------------------------------------------------------------------------------------------------- */
 
-static int rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
+int kr_attention_rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
 
-/* Heads whose keys and values share the L2 cache, half of which they may have. */
-static int32_t heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
+int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
   return (int32_t)(group < all ? group : all);
@@ -88,7 +87,7 @@ const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
-  if (!rows_take_packs(&p.q) || !rows_take_packs(&p.k) || !rows_take_packs(&p.v) || !rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) || !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)) ? "too little shared memory" : NULL;
 }
 
@@ -102,15 +101,63 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
   kr_attention_plan p = kr_attention_plan_of(a);
   const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D), any = p.softcap > 0 || p.slopes || p.rng.data;
-  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = heads_together(ctx, &p);
+  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = kr_attention_heads_together(ctx, &p);
   const kr_grid grid = {.x = (uint32_t)p.n_units, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D), .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
+/* ---- few rows, many keys -------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
+
+const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_plan p = kr_attention_plan_of(args);
+  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows to a head of k and v";
+  if (p.D > 128) return "heads above 128 channels";
+  if (p.rng.data) return "dropout";
+  if (p.out.dtype == KRAIT_F32) return "float32";
+  return kr_attention_ampere_refuse(ctx, args);
+}
+
+/* As many parts as fill the device, none too small; two blocks lie on a multiprocessor. */
+static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
+  const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
+  const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads), most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
+  double best = 0;
+  p->n_splits = 1;
+  for (int64_t n = 1; n <= most; n++) {
+    const int64_t all = blocks * n, waves = (all + slots - 1) / slots;
+    const double use = (double)all / (double)(waves * slots);
+    if (use > best + 0.05) best = use, p->n_splits = (int32_t)n;
+  }
+}
+
+uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
+  kr_attention_plan p = kr_attention_plan_of(args);
+  plan_keys(ctx, &p);
+  return p.n_splits == 1 ? 0 : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q * (uint64_t)(p.D + 1) * sizeof(float);
+}
+
+int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel parts[2][2] = {{{"attention_keys_f16", "kr_attention_keys_64"}, {"attention_keys_bf16", "kr_attention_keys_64"}}, {{"attention_keys_f16", "kr_attention_keys_128"}, {"attention_keys_bf16", "kr_attention_keys_128"}}};
+  static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"}, {"attention_keys_bf16", "kr_attention_join"}};
+  const krait_attention_args *a = args;
+  kr_attention_plan p = kr_attention_plan_of(a);
+  plan_keys(ctx, &p);
+  p.partial = a->call.scratch;
+  const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
+  const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits), .block = KR_ATTENTION_KEYS_THREADS, .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64), .stream = a->call.stream};
+  const kr_grid rows = {.x = (uint32_t)((p.B * p.H * p.rows_q + 3) / 4), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
+  if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
+}
+
 /* ---- hopper -------------------------------------------------------------------------------------------------------------------- */
 
-/* Whether bulk copies take the tensor: 16 bytes aligned, channels side by side. */
-static int boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B) {
+int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B) {
   const int64_t limit = (int64_t)1 << 38;
   if (t->d != 1 || (uintptr_t)t->data % 16 != 0) return 0;
   if ((L > 1 && (t->t % 8 != 0 || t->t <= 0 || t->t >= limit)) || (H > 1 && (t->h % 8 != 0 || t->h <= 0 || t->h >= limit))) return 0;
@@ -130,15 +177,15 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  if (!boxes_take(&p.q, a->Lq, a->H, Bq) || !boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
   const int D = p.D > 64 ? 128 : 64;
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D)) ? "too little shared memory" : NULL;
 }
 
 uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-/* Boxes of 64 channels by `rows` tokens, 128-byte swizzling. A dimension of one element has no stride of its own. */
-static int32_t make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows) {
+/* A dimension of one element has no stride of its own. */
+int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   const uint64_t sizes[4] = {(uint64_t)D, (uint64_t)L, (uint64_t)H, (uint64_t)B};
   const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2, (uint64_t)(B > 1 ? t->b : 128) * 2};
@@ -149,9 +196,9 @@ static int32_t make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_at
 }
 
 static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_args *a, int rows, int keys) {
-  KR_TRY(make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
-  KR_TRY(make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
-  return make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
@@ -163,7 +210,7 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
   kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
   kr_attention_plan *p = &h.plan;
   const int wide = p->D > 64, D = wide ? 128 : 64, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0, keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
-  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = heads_together(ctx, p);
+  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, a, rows, keys), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);

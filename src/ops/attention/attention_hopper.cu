@@ -1,7 +1,7 @@
 /* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D). A block is resident and takes tiles of rows in turn:
  * one warp copies boxes of q, k and v; two or three warpgroups take 64 rows each. While the tensor cores make a tile's scores and the output of the tile before,
  * the other warpgroup has its exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
- * before. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
+ * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
  * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
@@ -16,19 +16,20 @@ enum { DTYPE = KRAIT_BF16 };
 enum { D = KR_D, GROUPS = KR_HOPPER_GROUPS(D), ROWS = KR_HOPPER_ROWS(D), STAGES = KR_HOPPER_KV_STAGES, BLOCKS = D / 64, THREADS = KR_HOPPER_THREADS_OF(D), ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */ };
 
 typedef struct layout {
-  uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty;
+  uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty, units;
 } layout;
 
 template <int N>
 KR_DEV layout lay_out(uint32_t base) {
   layout at;
   at.q = (base + 1023) & ~1023u;
-  at.k = at.q + ROWS * D * 2;
+  at.k = at.q + 2 * ROWS * D * 2;
   at.v = at.k + STAGES * N * D * 2;
   at.q_full = at.v + STAGES * N * D * 2;
-  at.q_empty = at.q_full + 8;
-  at.k_full = at.q_empty + 8, at.k_empty = at.k_full + STAGES * 8;
+  at.q_empty = at.q_full + 2 * 8;
+  at.k_full = at.q_empty + 2 * 8, at.k_empty = at.k_full + STAGES * 8;
   at.v_full = at.k_empty + STAGES * 8, at.v_empty = at.v_full + STAGES * 8;
+  at.units = at.v_empty + STAGES * 8;
   return at;
 }
 
@@ -56,44 +57,70 @@ KR_DEV unit unit_at(const kr_attention_plan &p, int round) {
   return u;
 }
 
-typedef struct place {
-  int stage;
-  uint32_t round;
-} place;
-KR_DEV void advance(place &at) {
-  if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
-}
+/* The how many-th use of a ring of two: where it is, and the parity of its round. */
+KR_DEV int stage_of(int use) { return use & 1; }
+KR_DEV uint32_t parity_of(int use) { return (uint32_t)use >> 1 & 1; }
+
+/* What the multiplying warpgroups are told of a unit, four of them in a ring: a barrier's full q says that it is there. */
+typedef struct told {
+  int row, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at, spoilt; /* end -1: no more; spoilt: keys behind the last one may be anything */
+} told;
+enum { TOLD = 4 };
+KR_DEV told *told_at(unsigned char *units, int index) { return (told *)units + (index & (TOLD - 1)); }
 
 /* ---- the copying thread ---------------------------------------------------------------------------------------------------- */
 
 template <int N>
-KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, place &at, const unit &u, int tile) {
-  kr_barrier_await(empty + at.stage * 8, at.round);
-  kr_barrier_expect(full + at.stage * 8, N * D * 2);
+KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, int use, const unit &u, int tile) {
+  const int stage = stage_of(use);
+  kr_barrier_await(empty + stage * 8, parity_of(use) ^ 1);
+  kr_barrier_expect(full + stage * 8, N * D * 2);
 #pragma unroll
-  for (int i = 0; i < BLOCKS; i++) kr_load_box(to + at.stage * N * D * 2 + i * N * 128, map, full + at.stage * 8, 64 * i, (int)u.s.k_at + tile * N, u.kv, u.s.k_b);
-  advance(at);
+  for (int i = 0; i < BLOCKS; i++) kr_load_box(to + stage * N * D * 2 + i * N * 128, map, full + stage * 8, 64 * i, (int)u.s.k_at + tile * N, u.kv, u.s.k_b);
 }
 
 template <int N, int EDGED>
-KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t maps) {
+KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t maps, unsigned char *units) {
   const uint64_t map_q = maps, map_k = maps + sizeof(kr_attention_map), map_v = maps + 2 * sizeof(kr_attention_map);
-  place k = {0, 1}, v = {0, 1};
-  uint32_t q_round = 1;
+  int q = 0, k = 0, v = 0;
+  unit before;
+  before.first = -1;
   for (int round = 0; round * kr_grid_x() < p.n_units; round++) {
     const unit u = unit_at<N, EDGED>(p, round);
     if (u.end == u.first) continue;
-    kr_barrier_await(at.q_empty, q_round);
-    q_round ^= 1;
-    kr_barrier_expect(at.q_full, ROWS * D * 2);
+    const uint32_t full = at.q_full + stage_of(q) * 8;
+    kr_barrier_await(at.q_empty + stage_of(q) * 8, parity_of(q) ^ 1);
+    *told_at(units, q) = told{u.row, u.h, u.first, u.end, u.s.shift, u.s.n_k, u.s.n_q, u.s.rows_q, u.s.q_b, (int)u.s.q_at, u.s.k_at + u.s.n_k < p.Lk};
+    kr_barrier_expect(full, ROWS * D * 2);
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++) kr_load_box(at.q + i * ROWS * 128, map_q, at.q_full, 64 * i, (int)u.s.q_at + u.row, u.h, u.s.q_b);
-    load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k, u, u.end - 1);
+    for (int i = 0; i < BLOCKS; i++) kr_load_box(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128, map_q, full, 64 * i, (int)u.s.q_at + u.row, u.h, u.s.q_b);
+    q++;
+    load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k++, u, u.end - 1);
+    if (before.first >= 0) load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v++, before, before.first);
     for (int n = u.end - 1; n > u.first; n--) {
-      load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k, u, n - 1);
-      load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v, u, n);
+      load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k++, u, n - 1);
+      load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v++, u, n);
     }
-    load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v, u, u.first);
+    before = u;
+  }
+  if (before.first >= 0) load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v++, before, before.first);
+  kr_barrier_await(at.q_empty + stage_of(q) * 8, parity_of(q) ^ 1);
+  told_at(units, q)->end = -1;
+  kr_barrier_arrive(at.q_full + stage_of(q) * 8);
+}
+
+/* Rows without keys: 0, and infinity; by a warp beside the copying one. */
+template <int N, int EDGED>
+KR_DEV void clear_rows(const kr_attention_plan &p) {
+  for (int round = 0; round * kr_grid_x() < p.n_units; round++) {
+    const unit u = unit_at<N, EDGED>(p, round);
+    const int end = at_most(u.row + ROWS, u.s.rows_q);
+    if (!u.has_rows || u.end > u.first) continue;
+    for (int i = u.row; i < end; i++) {
+      uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, u.s, u.h, i);
+      for (int d = (kr_thread() & 31) * 8; d < p.D; d += 32 * 8) *(kr_raw16 *)(to + d) = (kr_raw16){{0, 0, 0, 0}};
+      if (p.lse.data && (kr_thread() & 31) == 0) ((float *)p.lse.data)[query_at(p.lse, u.s, u.h, i)] = -MINUS_INFINITY;
+    }
   }
 }
 
@@ -103,56 +130,50 @@ typedef struct lanes {
   int group, thread, first_row, column; /* of the block's rows: first_row and + 8; of a tile's keys: 8 j + column and the next */
 } lanes;
 
-/* The keys that a lane's two rows see. */
-typedef struct limits {
-  int first[2], end[2], all_from, all_to; /* all of the warpgroup's rows see from all_from to all_to - 1 */
-} limits;
-
-template <int EDGED>
-KR_DEV limits limits_of(const kr_attention_plan &p, const unit &u, const lanes &me) {
-  limits l;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int i = u.row + me.first_row + 8 * r;
-    l.first[r] = EDGED ? first_key(p, u.s, i) : 0, l.end[r] = EDGED ? end_key(p, u.s, i) : u.s.n_k;
-  }
-  const int row = u.row + 64 * me.group;
-  l.all_from = EDGED ? first_key(p, u.s, row + 63) : 0, l.all_to = EDGED ? end_key(p, u.s, row) : u.s.n_k;
-  return l;
+/* The sequence as far as masks and results go by it. */
+KR_DEV sequence sequence_told(const told *u) {
+  sequence s = {u->q_at, 0, u->q_b, 0, u->n_q, u->n_k, u->shift, u->rows_q, 0, nullptr};
+  return s;
 }
 
 /* s = q k^T, under way. */
 template <int N>
-KR_DEV void start_scores(const layout &at, const lanes &me, const place &k, float (&s)[N / 2]) {
+KR_DEV void start_scores(const layout &at, const lanes &me, int q, int k, float (&s)[N / 2]) {
   kr_wgmma_begin();
 #pragma unroll
   for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(at.q + i * ROWS * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES), kr_k_major(at.k + k.stage * N * D * 2 + i * N * 128 + step * KR_K_STEP_BYTES),
+      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES), kr_k_major(at.k + stage_of(k) * N * D * 2 + i * N * 128 + step * KR_K_STEP_BYTES),
                                       i + step > 0);
   kr_wgmma_commit();
 }
 
 /* o += w v, under way. */
 template <int N>
-KR_DEV void start_output(const layout &at, const place &v, const uint32_t (&w)[N / 4], float (&o)[D / 2]) {
+KR_DEV void start_output(const layout &at, int v, const uint32_t (&w)[N / 4], float (&o)[D / 2]) {
   kr_wgmma_begin();
 #pragma unroll
   for (int step = 0; step < N / 16; step++)
-    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3], kr_mn_major(at.v + v.stage * N * D * 2 + step * KR_MN_STEP_BYTES, N * 128), 1);
+    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3], kr_mn_major(at.v + stage_of(v) * N * D * 2 + step * KR_MN_STEP_BYTES, N * 128), 1);
   kr_wgmma_commit();
 }
 
-template <int N>
-KR_DEV void hide(const limits &l, const lanes &me, int key, float (&s)[N / 2]) {
+/* Where a row of the warpgroup does not see every key of the tile. */
+template <int N, int EDGED>
+KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int n, float (&s)[N / 2]) {
+  const sequence q = sequence_told(u);
+  const int key = n * N, row = u->row + 64 * me.group;
+  if (key >= (EDGED ? first_key(p, q, row + 63) : 0) && key + N <= (EDGED ? end_key(p, q, row) : q.n_k)) return;
 #pragma unroll
-  for (int j = 0; j < N / 8; j++)
+  for (int r = 0; r < 2; r++) {
+    const int i = u->row + me.first_row + 8 * r, before = key + me.column, first = (EDGED ? first_key(p, q, i) : 0) - before, end = (EDGED ? end_key(p, q, i) : q.n_k) - before;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int at = key + 8 * j + me.column + (i & 1);
-      if (at < l.first[i / 2] || at >= l.end[i / 2]) s[4 * j + i] = MINUS_INFINITY;
-    }
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int c = 0; c < 2; c++)
+        if (8 * j + c < first || 8 * j + c >= end) s[4 * j + 2 * r + c] = MINUS_INFINITY;
+  }
 }
 
 /* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled, by shrink. */
@@ -197,9 +218,11 @@ KR_DEV void pack_weights(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
 
 /* Values behind the sequence's last key may be anything, and zero times anything is not zero. */
 template <int N>
-KR_DEV void clear_behind(const kr_attention_plan &p, const unit &u, const lanes &me, unsigned char *values, int tile) {
-  const int from = u.s.n_k - tile * N, rows = N - from;
-  if (rows <= 0 || u.s.k_at + u.s.n_k >= p.Lk) return;
+KR_DEV void clear_behind(const layout &at, const told *u, const lanes &me, unsigned char *values, int v) {
+  const int from = u->n_k - (u->end - 1) * N, rows = N - from;
+  if (rows <= 0 || !u->spoilt) return;
+  kr_barrier_await(at.v_full + stage_of(v) * 8, parity_of(v));
+  values += stage_of(v) * N * D * 2;
   for (int i = me.thread; i < rows * 8 * BLOCKS; i += 128) {
     const int block = i / (rows * 8);
     *(kr_raw16 *)(values + block * N * 128 + from * 128 + (i - block * rows * 8) * 16) = (kr_raw16){{0, 0, 0, 0}};
@@ -209,13 +232,14 @@ KR_DEV void clear_behind(const kr_attention_plan &p, const unit &u, const lanes 
 }
 
 /* Rows without keys: 0, and infinity. */
-KR_DEV void finish(const kr_attention_plan &p, const unit &u, const lanes &me, float scale, const float (&most)[2], const float (&sum)[2], const float (&o)[D / 2]) {
+KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, float scale, const float (&most)[2], const float (&sum)[2], const float (&o)[D / 2]) {
+  const sequence q = sequence_told(u);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int i = u.row + me.first_row + 8 * r;
-    const int there = i < u.s.rows_q;
-    const float by = end_sum(p, u.s, u.h, i, scale, most[r], sum[r], me.column == 0);
-    uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, u.s, u.h, i);
+    const int i = u->row + me.first_row + 8 * r;
+    const int there = i < q.rows_q;
+    const float by = end_sum(p, q, u->h, i, scale, most[r], sum[r], me.column == 0);
+    uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, q, u->h, i);
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {
       uint32_t w[4];
@@ -228,81 +252,86 @@ KR_DEV void finish(const kr_attention_plan &p, const unit &u, const lanes &me, f
   }
 }
 
-KR_DEV void take_turn(const lanes &me) {
-  if (KR_TURNS) kr_sync_at<256>(ORDER + me.group);
-}
-KR_DEV void give_turn(const lanes &me) {
-  if (KR_TURNS) kr_arrive_at<256>(ORDER + (me.group + 1 == GROUPS ? 0 : me.group + 1));
-}
-KR_DEV void release(uint32_t empty, const place &at, const lanes &me) {
-  if (me.thread == 0) kr_barrier_arrive(empty + at.stage * 8);
+KR_DEV void take_turn(const lanes &me) { kr_sync_at<256>(ORDER + me.group); }
+KR_DEV void give_turn(const lanes &me) { kr_arrive_at<256>(ORDER + (me.group + 1 == GROUPS ? 0 : me.group + 1)); }
+KR_DEV void release(uint32_t empty, int use, const lanes &me) {
+  if (me.thread == 0) kr_barrier_arrive(empty + stage_of(use) * 8);
 }
 
 template <int N, int EDGED>
-KR_DEV void multiply_unit(const kr_attention_plan &p, const layout &at, unsigned char *shared_v, const unit &u, const lanes &me, place &k, place &v, uint32_t q_round) {
+KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigned char *shared_v, unsigned char *units) {
+  const int thread = kr_thread() - 128, lane = thread & 31;
+  const lanes me = {thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
   const float scale = p.scale * KR_LOG2E;
   float s[N / 2], o[D / 2], most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0, 0}, shrink[2];
   uint32_t w[N / 4];
-  const limits l = limits_of<EDGED>(p, u, me);
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) o[i] = 0;
-  if (u.end > u.first) {
-    int n = u.end - 1;
-    kr_barrier_await(at.q_full, q_round);
-    kr_barrier_await(at.k_full + k.stage * 8, k.round);
-    start_scores<N>(at, me, k, s);
+  int index = 0, k = 0, n, first; /* the unit; uses of the ring of keys, one more than of that of values */
+  if (me.group == GROUPS - 1) give_turn(me);
+  kr_barrier_await(at.q_full, 0);
+  n = told_at(units, 0)->end - 1, first = told_at(units, 0)->first;
+  if (n >= 0) {
+    kr_barrier_await(at.k_full, 0);
+    start_scores<N>(at, me, 0, k, s);
     kr_wgmma_wait<N, 0>(s);
-    release(at.k_empty, k, me);
-    advance(k);
-    if (n == u.first && me.thread == 0) kr_barrier_arrive(at.q_empty);
-    if (n * N < l.all_from || n * N + N > l.all_to) hide<N>(l, me, n * N, s);
+    release(at.k_empty, k++, me);
+    if (n == first) release(at.q_empty, 0, me);
+    hide<N, EDGED>(p, told_at(units, 0), me, n, s);
     weigh<N>(s, scale, most, sum, shrink);
     pack_weights<N>(s, w);
-    kr_barrier_await(at.v_full + v.stage * 8, v.round);
-    clear_behind<N>(p, u, me, shared_v + v.stage * N * D * 2, n);
-    for (n--; n >= u.first; n--) {
-      kr_barrier_await(at.k_full + k.stage * 8, k.round);
+    clear_behind<N>(at, told_at(units, 0), me, shared_v, 0);
+  }
+  while (n >= 0) {
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    for (n--; n >= first; n--) {
+      kr_barrier_await(at.k_full + stage_of(k) * 8, parity_of(k));
       take_turn(me);
-      start_scores<N>(at, me, k, s);
-      kr_barrier_await(at.v_full + v.stage * 8, v.round);
-      start_output<N>(at, v, w, o);
+      start_scores<N>(at, me, index, k, s);
+      kr_barrier_await(at.v_full + stage_of(k - 1) * 8, parity_of(k - 1));
+      start_output<N>(at, k - 1, w, o);
       give_turn(me);
       kr_wgmma_wait<N, 1>(s);
-      release(at.k_empty, k, me);
-      advance(k);
-      if (n == u.first && me.thread == 0) kr_barrier_arrive(at.q_empty);
-      if (n * N < l.all_from || n * N + N > l.all_to) hide<N>(l, me, n * N, s);
+      release(at.k_empty, k++, me);
+      if (n == first) release(at.q_empty, index, me);
+      hide<N, EDGED>(p, told_at(units, index), me, n, s);
       const int grows = weigh<N>(s, scale, most, sum, shrink);
       kr_wgmma_wait<D, 0>(o);
-      release(at.v_empty, v, me);
-      advance(v);
+      release(at.v_empty, k - 2, me);
       pack_weights<N>(s, w);
       if (grows) {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
       }
     }
-    kr_barrier_await(at.v_full + v.stage * 8, v.round);
-    start_output<N>(at, v, w, o);
+    kr_barrier_await(at.q_full + stage_of(index + 1) * 8, parity_of(index + 1));
+    n = told_at(units, index + 1)->end - 1, first = told_at(units, index + 1)->first;
+    if (n < 0) {
+      kr_barrier_await(at.v_full + stage_of(k - 1) * 8, parity_of(k - 1));
+      start_output<N>(at, k - 1, w, o);
+      kr_wgmma_wait<D, 0>(o);
+      finish(p, told_at(units, index), me, scale, most, sum, o);
+      break;
+    }
+    float next_most[2] = {MINUS_INFINITY, MINUS_INFINITY}, next_sum[2] = {0, 0};
+    kr_barrier_await(at.k_full + stage_of(k) * 8, parity_of(k));
+    take_turn(me);
+    start_scores<N>(at, me, index + 1, k, s);
+    kr_barrier_await(at.v_full + stage_of(k - 1) * 8, parity_of(k - 1));
+    start_output<N>(at, k - 1, w, o);
+    give_turn(me);
+    kr_wgmma_wait<N, 1>(s);
+    release(at.k_empty, k++, me);
+    if (n == first) release(at.q_empty, index + 1, me);
+    hide<N, EDGED>(p, told_at(units, index + 1), me, n, s);
+    weigh<N>(s, scale, next_most, next_sum, shrink);
     kr_wgmma_wait<D, 0>(o);
-    release(at.v_empty, v, me);
-    advance(v);
-  }
-  finish(p, u, me, scale, most, sum, o);
-}
-
-template <int N, int EDGED>
-KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigned char *shared_v) {
-  const int thread = kr_thread() - 128, lane = thread & 31;
-  const lanes me = {thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
-  place k = {0, 0}, v = {0, 0};
-  uint32_t q_round = 0;
-  if (me.group == GROUPS - 1) give_turn(me);
-  for (int round = 0; round * kr_grid_x() < p.n_units; round++) {
-    const unit u = unit_at<N, EDGED>(p, round);
-    if (!u.has_rows) continue;
-    multiply_unit<N, EDGED>(p, at, shared_v, u, me, k, v, q_round);
-    if (u.end > u.first) q_round ^= 1;
+    release(at.v_empty, k - 2, me);
+    pack_weights<N>(s, w);
+    finish(p, told_at(units, index), me, scale, most, sum, o);
+    index++;
+    clear_behind<N>(at, told_at(units, index), me, shared_v, k - 1);
+#pragma unroll
+    for (int r = 0; r < 2; r++) most[r] = next_most[r], sum[r] = next_sum[r];
   }
   if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
 }
@@ -313,7 +342,7 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<N>(base);
   if (kr_thread() == 0) {
-    kr_barrier_open(at.q_full, 1), kr_barrier_open(at.q_empty, GROUPS);
+    for (int i = 0; i < 2; i++) kr_barrier_open(at.q_full + i * 8, 1), kr_barrier_open(at.q_empty + i * 8, GROUPS);
     for (int i = 0; i < STAGES; i++) {
       kr_barrier_open(at.k_full + i * 8, 1), kr_barrier_open(at.k_empty + i * 8, GROUPS);
       kr_barrier_open(at.v_full + i * 8, 1), kr_barrier_open(at.v_empty + i * 8, GROUPS);
@@ -323,11 +352,12 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<GROUPS == 3 ? 32 : 24>();
-    if (kr_thread() == 0) copy_tiles<N, EDGED>(p, at, maps);
+    kr_give_registers<GROUPS == 3 ? 32 : 40>();
+    if (kr_thread() == 0) copy_tiles<N, EDGED>(p, at, maps, shared + (at.units - base));
+    else if (kr_thread() >= 32 && kr_thread() < 64) clear_rows<N, EDGED>(p);
   } else {
-    kr_take_registers<GROUPS == 3 ? 160 : 240>();
-    multiply_tiles<N, EDGED>(p, at, shared + (at.v - base));
+    kr_take_registers<GROUPS == 3 ? 160 : 232>();
+    multiply_tiles<N, EDGED>(p, at, shared + (at.v - base), shared + (at.units - base));
   }
 }
 

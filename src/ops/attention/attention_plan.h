@@ -55,13 +55,21 @@ enum { KR_ATTENTION_AMPERE_THREADS = 128 };
 #define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
 #define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
 
+/* The gradient's two walks: 128 rows by 32 keys, 64 keys by 64 rows, both doubled. */
+#define KR_ATTENTION_DQ_SHARED(D) ((uint32_t)((2 * 128 + 4 * 32) * (D) * 2))
+#define KR_ATTENTION_DKV_SHARED(D) ((uint32_t)(2 * 64 * (D) * 2 + 2 * (2 * 64 * (D) * 2 + 2 * 64 * 4)))
+
+/* Few rows, many keys: a ring for each of four warps, later their sums. */
+enum { KR_ATTENTION_KEYS_THREADS = 128, KR_ATTENTION_KEYS_STAGES = 3 };
+#define KR_ATTENTION_KEYS_SHARED(D) ((uint32_t)(4 * KR_ATTENTION_KEYS_STAGES * 2 * 16 * (D) * 2))
+
 /* A driver's tensor map: (channel, token, head, batch). */
 typedef struct __attribute__((aligned(64))) kr_attention_map {
   uint64_t words[16];
 } kr_attention_map;
 
 typedef struct kr_attention_hopper_plan {
-  kr_attention_map q, k, v;
+  kr_attention_map q, k, v, dout;
   kr_attention_plan plan;
 } kr_attention_hopper_plan;
 
@@ -70,10 +78,14 @@ typedef struct kr_attention_hopper_plan {
 #define KR_HOPPER_ROWS(D) (64 * KR_HOPPER_GROUPS(D))
 #define KR_HOPPER_THREADS_OF(D) (128 * (KR_HOPPER_GROUPS(D) + 1))
 /* Keys of a tile where every row sees all, and where a tile may lie across the edge. */
-#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : 176)
+#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : 160)
 #define KR_HOPPER_EDGED(D) 128
 enum { KR_HOPPER_KV_STAGES = 2 };
-#define KR_HOPPER_SHARED(D, N) ((uint32_t)((KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 256))
+#define KR_HOPPER_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))
 
+
+/* The gradient: a block has 128 rows, or keys, of its own; tiles of so many keys, or rows, in a ring. */
+enum { KR_HOPPER_BWD_ROWS = 128, KR_HOPPER_DQ_KEYS = 96, KR_HOPPER_DKV_ROWS = 64, KR_HOPPER_BWD_STAGES = 3, KR_HOPPER_BWD_THREADS = 384 };
+#define KR_HOPPER_BWD_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_BWD_ROWS + KR_HOPPER_BWD_STAGES * 2 * (N)) * (D) * 2 + KR_HOPPER_BWD_STAGES * 2 * (N) * 4 + 1024 + 128))
 
 #endif

@@ -1,0 +1,337 @@
+/* attention_hopper_bwd.cu: the gradient of attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D), in two walks that make the
+ * probabilities again each (attention_base_bwd.cu has the equation): every sum is made by one warpgroup in one order, all of it in registers.
+ * kr_attention_hopper_dq    a block takes 128 rows, 64 a warpgroup, and walks over tiles of keys
+ * kr_attention_hopper_dkv   a block takes 128 keys and walks over tiles of 64 rows of every head that shares them; its scores are turned: a row is a key
+ * One warp copies boxes into a ring; in the second walk another brings the rows' log-sum-exp and delta. Compiled per type (KR_HALF: float16); _edged: causal, windows. */
+#include "attention_fragments.cuh"
+#include "wgmma.cuh"
+
+#ifdef KR_HALF
+typedef kr_f16 element;
+enum { DTYPE = KRAIT_F16 };
+#else
+typedef kr_bf16 element;
+enum { DTYPE = KRAIT_BF16 };
+#endif
+enum { D = KR_D, BLOCKS = D / 64, THREADS = 384, OWN = 128 /* rows or keys of a block */, KEYS = KR_HOPPER_DQ_KEYS, ROWS = KR_HOPPER_DKV_ROWS, STAGES = KR_HOPPER_BWD_STAGES };
+enum { GROUP_BARRIER = 1 /* and the next */ };
+
+typedef struct place {
+  int stage;
+  uint32_t round;
+} place;
+KR_DEV void advance(place &at) {
+  if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
+}
+
+/* Two tiles of the block's own, a ring of two tiles of N rows, and per stage 2 N floats. */
+typedef struct layout {
+  uint32_t own, ring, values, own_full, full, empty;
+} layout;
+template <int N>
+KR_DEV layout lay_out(uint32_t base) {
+  layout at;
+  at.own = (base + 1023) & ~1023u;
+  at.ring = at.own + 2 * OWN * D * 2;
+  at.values = at.ring + STAGES * 2 * N * D * 2;
+  at.own_full = at.values + STAGES * 2 * N * 4;
+  at.full = at.own_full + 8;
+  at.empty = at.full + STAGES * 8;
+  return at;
+}
+
+typedef struct lanes {
+  int group, thread, first_row, column; /* of the block's rows or keys: first_row and + 8; of a tile: 8 j + column and the next */
+} lanes;
+KR_DEV lanes lanes_here(void) {
+  const int thread = kr_thread() - 128, lane = thread & 31;
+  return lanes{thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
+}
+
+KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) { return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i; }
+KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) { return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)]; }
+
+template <int N>
+KR_DEV void load_boxes(uint32_t to, uint64_t map, uint32_t barrier, int t, int h, int b) {
+#pragma unroll
+  for (int i = 0; i < BLOCKS; i++) kr_load_box(to + i * N * 128, map, barrier, 64 * i, t, h, b);
+}
+
+/* s = own tile of rows `which`, times the ring's tile: 64 by N, under way. */
+template <int N>
+KR_DEV void start_scores(uint32_t own, uint32_t tile, const lanes &me, float (&s)[N / 2]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(own + i * OWN * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES), kr_k_major(tile + i * N * 128 + step * KR_K_STEP_BYTES), i + step > 0);
+  kr_wgmma_commit();
+}
+
+/* o += w tile, under way. */
+template <int N>
+KR_DEV void start_sum(uint32_t tile, const uint32_t (&w)[N / 4], float (&o)[D / 2]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int step = 0; step < N / 16; step++)
+    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3], kr_mn_major(tile + step * KR_MN_STEP_BYTES, N * 128), 1);
+  kr_wgmma_commit();
+}
+
+/* Rows of both tiles of a stage from `from` on are another sequence's, or anything: zero times anything is not zero. */
+template <int N>
+KR_DEV void clear_behind(unsigned char *stage, const lanes &me, int from) {
+  if (from >= N) return;
+  const int rows = N - from;
+  for (int i = me.thread; i < rows * 8 * 2 * BLOCKS; i += 128) {
+    const int block = i / (rows * 8);
+    *(kr_raw16 *)(stage + block * N * 128 + from * 128 + (i - block * rows * 8) * 16) = (kr_raw16){{0, 0, 0, 0}};
+  }
+  kr_show_to_copies();
+  kr_sync_at<128>(GROUP_BARRIER + me.group);
+}
+
+template <int N>
+KR_DEV void pack_all(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
+#pragma unroll
+  for (int i = 0; i < N / 4; i++) w[i] = kr_pack(s[2 * i], s[2 * i + 1], DTYPE);
+}
+
+/* Of row r of the lane's two. */
+KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2], float scale, int there, int counts) {
+#pragma unroll
+  for (int j = 0; j < D / 8; j += 4) {
+    uint32_t w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) w[k] = counts ? kr_pack(o[4 * (j + k) + 2 * r] * scale, o[4 * (j + k) + 2 * r + 1] * scale, DTYPE) : 0;
+    const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
+    const int column = 8 * j + 4 * me.column;
+    if (there && column < p.D) *(kr_raw16 *)(to + column) = eight;
+  }
+}
+
+KR_DEV void open_barriers(const layout &at, int announcers) {
+  if (kr_thread() == 0) {
+    kr_barrier_open(at.own_full, 1);
+    for (int i = 0; i < STAGES; i++) kr_barrier_open(at.full + i * 8, announcers), kr_barrier_open(at.empty + i * 8, 2);
+    kr_barriers_opened();
+  }
+  kr_sync();
+}
+
+/* Scores outside of first to end - 1 of the tile that begins at `begin`, as the lane's two rows see it. */
+template <int N>
+KR_DEV void hide(float (&s)[N / 2], const lanes &me, int begin, const int (&first)[2], const int (&end)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int low = first[r] - begin - me.column, high = end[r] - begin - me.column;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int c = 0; c < 2; c++)
+        if (8 * j + c < low || 8 * j + c >= high) s[4 * j + 2 * r + c] = MINUS_INFINITY;
+  }
+}
+
+/* ---- dq ------------------------------------------------------------------------------------------------------------------------ */
+
+template <int EDGED>
+KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
+  KR_DYNAMIC_SHARED(shared);
+  const uint32_t base = kr_shared_at(shared);
+  const layout at = lay_out<KEYS>(base);
+  const task mine = task_of(p, kr_block_x());
+  const sequence s = sequence_of(p, mine.b);
+  const int row = mine.tile * OWN, kv = mine.h / p.heads;
+  if (row >= s.rows_q) return;
+  const int last = at_most(row + OWN, s.n_q) - 1, seen = row < s.n_q ? EDGED ? end_key(p, s, last) : s.n_k : 0, end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0;
+  open_barriers(at, 1);
+  if (kr_thread() < 128) {
+    kr_give_registers<40>();
+    if (kr_thread() != 0 || end <= first) return;
+    const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map), dout = maps + 3 * sizeof(kr_attention_map);
+    place to = {0, 1};
+    kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
+    load_boxes<OWN>(at.own, q, at.own_full, (int)s.q_at + row, mine.h, s.q_b);
+    load_boxes<OWN>(at.own + OWN * D * 2, dout, at.own_full, (int)s.q_at + row, mine.h, s.q_b);
+    for (int n = end - 1; n >= first; n--, advance(to)) {
+      const uint32_t stage = at.ring + to.stage * 2 * KEYS * D * 2, full = at.full + to.stage * 8;
+      kr_barrier_await(at.empty + to.stage * 8, to.round);
+      kr_barrier_expect(full, 2 * KEYS * D * 2);
+      load_boxes<KEYS>(stage, k, full, (int)s.k_at + n * KEYS, kv, s.k_b);
+      load_boxes<KEYS>(stage + KEYS * D * 2, v, full, (int)s.k_at + n * KEYS, kv, s.k_b);
+    }
+    return;
+  }
+  kr_take_registers<232>();
+  const lanes me = lanes_here();
+  const float scale = p.scale * KR_LOG2E;
+  float dq[D / 2], lse[2], delta[2];
+  int first_of[2], end_of[2];
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) dq[i] = 0;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int i = row + me.first_row + 8 * r, there = i < s.n_q;
+    lse[r] = there ? lse_of(p, s, mine.h, i) * KR_LOG2E : -MINUS_INFINITY, delta[r] = there ? p.delta[delta_at(p, s, mine.h, i)] : 0.0f;
+    first_of[r] = EDGED ? first_key(p, s, i) : 0, end_of[r] = EDGED ? end_key(p, s, i) : s.n_k;
+  }
+  const int group_row = row + 64 * me.group, all_from = EDGED ? first_key(p, s, group_row + 63) : 0, all_to = EDGED ? end_key(p, s, group_row) : s.n_k;
+  place from = {0, 0};
+  if (end > first) kr_barrier_await(at.own_full, 0);
+  int before = -1;
+  float products[KEYS / 2], by_dout[KEYS / 2];
+  uint32_t w[KEYS / 4];
+  for (int n = end - 1; n >= first; n--) {
+    const uint32_t stage = at.ring + from.stage * 2 * KEYS * D * 2;
+    kr_barrier_await(at.full + from.stage * 8, from.round);
+    if (n == end - 1) clear_behind<KEYS>(shared + (stage - base), me, s.n_k - n * KEYS);
+    start_scores<KEYS>(at.own, stage, me, products);
+    start_scores<KEYS>(at.own + OWN * D * 2, stage + KEYS * D * 2, me, by_dout);
+    kr_wgmma_wait<KEYS, 1>(products);
+    if (before >= 0 && me.thread == 0) kr_barrier_arrive(at.empty + before * 8);
+    if (n * KEYS < all_from || n * KEYS + KEYS > all_to) hide<KEYS>(products, me, n * KEYS, first_of, end_of);
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) products[i] = kr_exp2(kr_fma(products[i], scale, -lse[i / 2 & 1]));
+    kr_wgmma_wait<KEYS, 0>(by_dout);
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) products[i] *= by_dout[i] - delta[i / 2 & 1];
+    pack_all<KEYS>(products, w);
+    start_sum<KEYS>(stage, w, dq);
+    before = from.stage;
+    advance(from);
+  }
+  kr_wgmma_wait<D, 0>(dq);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int i = row + me.first_row + 8 * r;
+    store_row(p, (uint16_t *)p.dq.data + query_at(p.dq, s, mine.h, i), me, r, dq, p.scale, i < s.rows_q, i < s.n_q);
+  }
+}
+
+/* ---- dk, dv -------------------------------------------------------------------------------------------------------------------- */
+
+template <int EDGED>
+KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
+  KR_DYNAMIC_SHARED(shared);
+  const uint32_t base = kr_shared_at(shared);
+  const layout at = lay_out<ROWS>(base);
+  const int H = p.H / p.heads, tile = kr_block_x() / (H * p.B), head = kr_block_x() - tile * H * p.B, b = head / H, kv = head - b * H, key0 = tile * OWN; /* a causal mask: the first keys are seen most */
+  const sequence s = sequence_of(p, b);
+  if (key0 >= s.rows_k) return;
+  const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1, first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
+  const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0, n_steps = at_least(end - first, 0) * p.heads;
+  open_barriers(at, 2);
+  float *const values = (float *)(shared + (at.values - base));
+  if (kr_thread() < 128) {
+    kr_give_registers<40>();
+    if (n_steps == 0) return;
+    place to = {0, 1};
+    if (kr_thread() == 0) {
+      const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map), dout = maps + 3 * sizeof(kr_attention_map);
+      kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
+      load_boxes<OWN>(at.own, k, at.own_full, (int)s.k_at + key0, kv, s.k_b);
+      load_boxes<OWN>(at.own + OWN * D * 2, v, at.own_full, (int)s.k_at + key0, kv, s.k_b);
+      for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
+        for (int n = first; n < end; n++, advance(to)) {
+          const uint32_t stage = at.ring + to.stage * 2 * ROWS * D * 2, full = at.full + to.stage * 8;
+          kr_barrier_await(at.empty + to.stage * 8, to.round);
+          kr_barrier_expect(full, 2 * ROWS * D * 2);
+          load_boxes<ROWS>(stage, q, full, (int)s.q_at + n * ROWS, h, s.q_b);
+          load_boxes<ROWS>(stage + ROWS * D * 2, dout, full, (int)s.q_at + n * ROWS, h, s.q_b);
+        }
+    } else if (kr_thread() >= 32 && kr_thread() < 64) {
+      const int lane = kr_thread() & 31;
+      for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
+        for (int n = first; n < end; n++, advance(to)) {
+          kr_barrier_await(at.empty + to.stage * 8, to.round);
+          for (int r = lane; r < ROWS; r += 32) {
+            const int i = n * ROWS + r, there = i < s.n_q;
+            values[to.stage * 2 * ROWS + r] = there ? lse_of(p, s, h, i) * KR_LOG2E : -MINUS_INFINITY;
+            values[to.stage * 2 * ROWS + ROWS + r] = there ? p.delta[delta_at(p, s, h, i)] : 0.0f;
+          }
+          kr_sync_warp();
+          if (lane == 0) kr_barrier_arrive(at.full + to.stage * 8);
+        }
+    }
+    return;
+  }
+  kr_take_registers<232>();
+  const lanes me = lanes_here();
+  const float scale = p.scale * KR_LOG2E;
+  float dk[D / 2], dv[D / 2];
+  int first_of[2], end_of[2];
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int key = key0 + me.first_row + 8 * r;
+    first_of[r] = EDGED ? first_row(p, s, key) : 0, end_of[r] = EDGED ? end_row(p, s, key) : s.n_q;
+  }
+  const int group_key = key0 + 64 * me.group, all_from = EDGED ? first_row(p, s, group_key + 63) : 0, all_to = EDGED ? end_row(p, s, group_key) : INT32_MAX;
+  place from = {0, 0};
+  if (n_steps) kr_barrier_await(at.own_full, 0);
+  int n = first;
+  float products[ROWS / 2], by_dout[ROWS / 2];
+  uint32_t w[ROWS / 4], dw[ROWS / 4];
+  for (int step = 0; step < n_steps; step++) {
+    const uint32_t stage = at.ring + from.stage * 2 * ROWS * D * 2;
+    const float *const lse = values + from.stage * 2 * ROWS + me.column, *const delta = lse + ROWS;
+    kr_barrier_await(at.full + from.stage * 8, from.round);
+    if (n == end - 1) clear_behind<ROWS>(shared + (stage - base), me, s.n_q - n * ROWS);
+    start_scores<ROWS>(at.own, stage, me, products);
+    start_scores<ROWS>(at.own + OWN * D * 2, stage + ROWS * D * 2, me, by_dout);
+    kr_wgmma_wait<ROWS, 1>(products);
+    if (EDGED && (n * ROWS < all_from || n * ROWS + ROWS > all_to)) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+      const kr_float2 l = *(const kr_float2 *)(lse + 8 * j);
+#pragma unroll
+      for (int c = 0; c < 4; c++) products[4 * j + c] = kr_exp2(kr_fma(products[4 * j + c], scale, -l.v[c & 1]));
+    }
+    kr_wgmma_wait<ROWS, 0>(by_dout);
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+      const kr_float2 d = *(const kr_float2 *)(delta + 8 * j);
+#pragma unroll
+      for (int c = 0; c < 4; c++) by_dout[4 * j + c] = products[4 * j + c] * (by_dout[4 * j + c] - d.v[c & 1]);
+    }
+    pack_all<ROWS>(products, w);
+    start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
+    pack_all<ROWS>(by_dout, dw);
+    start_sum<ROWS>(stage, dw, dk);
+    kr_wgmma_wait<D, 0>(dv); /* more under way than this needs more registers than there are: the other warpgroup has the tensor cores meanwhile */
+    kr_wgmma_wait<D, 0>(dk);
+    if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
+    advance(from);
+    if (++n == end) n = first;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int key = key0 + me.first_row + 8 * r;
+    if (p.dk.data) store_row(p, (uint16_t *)p.dk.data + key_at(p, p.dk, s, kv, key), me, r, dk, p.scale, key < s.rows_k, key < s.n_k);
+    if (p.dv.data) store_row(p, (uint16_t *)p.dv.data + key_at(p, p.dv, s, kv, key), me, r, dv, 1.0f, key < s.rows_k, key < s.n_k);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq(const kr_attention_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_attention_hopper_dq, maps);
+  gradient_of_queries<0>(plan.plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq_edged(const kr_attention_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_attention_hopper_dq_edged, maps);
+  gradient_of_queries<1>(plan.plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv(const kr_attention_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_attention_hopper_dkv, maps);
+  gradient_of_keys<0>(plan.plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv_edged(const kr_attention_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_attention_hopper_dkv_edged, maps);
+  gradient_of_keys<1>(plan.plan, maps);
+}

@@ -1,0 +1,59 @@
+/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and strides. Bound by memory. */
+#include "kernel.cuh"
+
+#include "rotary_plan.h"
+
+enum { WARPS = KR_ROTARY_THREADS / 32 };
+
+KR_DEV int lane_of(void) { return kr_thread() & 31; }
+KR_DEV int index_at(const kr_attention_index &v, int64_t i) { return v.data[i * v.step]; }
+
+/* The first 2 R features by the position's angles, the others as they are; x and out may be the same. */
+KR_DEV void turn(const kr_rotary_plan &p, int64_t from, int64_t to, int64_t position) {
+  const int64_t last = p.T - 1, row = position < 0 ? 0 : position > last ? last : position;
+  const int64_t step = p.interleaved ? 1 : p.R;
+  for (int r = lane_of(); r < p.R; r += 32) {
+    const int64_t d = p.interleaved ? 2 * r : r;
+    const float c = kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype), s = p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype);
+    const float x1 = kr_load(p.x.data, from + d * p.x.d, p.x.dtype), x2 = kr_load(p.x.data, from + (d + step) * p.x.d, p.x.dtype);
+    kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_fma(x1, c, -(x2 * s)));
+    kr_store(p.out.data, to + (d + step) * p.out.d, p.out.dtype, kr_fma(x1, s, x2 * c));
+  }
+  for (int d = 2 * p.R + lane_of(); d < p.D; d += 32) kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_load(p.x.data, from + d * p.x.d, p.x.dtype));
+}
+
+/* The packed sequence that a token belongs to: the last one that begins at it or before. */
+KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
+  int low = 0, high = p.B - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (index_at(p.cu, middle) <= token) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p) {
+  const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
+  const int h = (int)(unit - token * p.H);
+  if (token >= (p.packed ? 1 : (int64_t)p.B) * p.L) return;
+  const int row = (int)(token / p.L), t = (int)(token - (int64_t)row * p.L), b = p.packed ? sequence_at(p, t) : row;
+  const int64_t place = p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t;
+  turn(p, row * p.x.b + t * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, place + (p.offsets.data ? index_at(p.offsets, b) : 0));
+}
+
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) {
+  const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
+  const int h = (int)(unit - token * p.H), most = p.L > 0 ? p.L : 1, b = (int)(token / most), i = (int)(token - (int64_t)b * most);
+  if (b >= p.B) return;
+  const int64_t position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
+  if (p.seqused.data && i == 0 && h == 0 && lane_of() == 0) ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(position + p.L);
+  const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
+  if (i >= p.L || position < 0 || position >= room) return;
+  int64_t row = p.cache_row.data ? index_at(p.cache_row, b) : b, t = position;
+  if (p.table.data) row = p.table.data[b * p.table_b + position / p.Lk * p.table.step], t = position % p.Lk;
+  if (row < 0 || row >= p.Bk) return;
+  turn(p, b * p.x.b + i * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, position);
+  const int64_t from = b * p.v.b + i * p.v.t + h * p.v.h, to = row * p.v_cache.b + t * p.v_cache.t + h * p.v_cache.h;
+  for (int d = lane_of(); d < p.Dv; d += 32) kr_store(p.v_cache.data, to + d * p.v_cache.d, p.v_cache.dtype, kr_load(p.v.data, from + d * p.v.d, p.v.dtype));
+}

@@ -1,0 +1,57 @@
+/* rotary_cuda.c: the rotary embedding and what writes into a cache, on a GPU. */
+#include "rotary_plan.h"
+#include "cuda_row.h"
+#include "op_list.h"
+#include "rotary_rows.h"
+#include "status.h"
+#include "view.h"
+
+static kr_attention_tensor tensor(const krait_view *v) {
+  return (kr_attention_tensor){.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
+}
+static kr_attention_tensor angles(const krait_view *v) { return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype}; }
+static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
+
+static const char *refuse_sizes(int64_t rows, int64_t H, int64_t most) {
+  if (rows * H / 4 >= INT32_MAX) return "more than 2^33 heads of tokens";
+  return most > INT32_MAX ? "a size above 2^31" : NULL;
+}
+
+const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rotary_args *a = args;
+  (void)ctx;
+  return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
+}
+
+static kr_grid grid_of(int64_t units, void *stream) { return (kr_grid){.x = (uint32_t)((units + 3) / 4), .block = KR_ROTARY_THREADS, .stream = stream}; }
+
+int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernel = {"rotary", "kr_rotary"};
+  const krait_rotary_args *a = args;
+  const int packed = kr_has(&a->cu_seqlens);
+  const kr_rotary_plan p = {.x = tensor(&a->x), .out = tensor(&a->out), .cos = angles(&a->cos), .sin = angles(&a->sin), .offsets = indices(&a->offsets), .cu = indices(&a->cu_seqlens),
+    .B = (int32_t)a->B, .L = (int32_t)a->L, .H = (int32_t)a->H, .D = (int32_t)a->D, .R = (int32_t)a->R, .T = (int32_t)a->T, .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
+    .still = (a->call.flags & KRAIT_ROTARY_STILL) != 0, .sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1.0f : 1.0f, .packed = packed};
+  if (a->B == 0 || a->L == 0) return KRAIT_OK;
+  const kr_grid grid = grid_of((packed ? 1 : a->B) * a->L * a->H, a->call.stream);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
+}
+
+const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_append_args *a = args;
+  (void)ctx;
+  return refuse_sizes(a->B * (a->L + 1), a->Hk, a->Lk > a->T ? a->Lk : a->T);
+}
+
+int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernel = {"rotary", "kr_attention_append"};
+  const krait_attention_append_args *a = args;
+  const int turned = kr_has(&a->cos);
+  const kr_rotary_plan p = {.x = tensor(&a->k), .out = tensor(&a->k_cache), .cos = angles(&a->cos), .sin = angles(&a->sin), .offsets = indices(&a->cache_seqlens), .B = (int32_t)a->B, .L = (int32_t)a->L,
+    .H = (int32_t)a->Hk, .D = (int32_t)a->D, .R = turned ? (int32_t)a->R : 0, .T = (int32_t)a->T, .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0, .sign = 1, .v = tensor(&a->v),
+    .v_cache = tensor(&a->v_cache), .cache_row = indices(&a->cache_batch_idx), .table = {a->block_table.data, a->block_table.stride[1]}, .table_b = a->block_table.stride[0], .seqused = indices(&a->seqused),
+    .Dv = (int32_t)a->Dv, .Bk = (int32_t)a->Bk, .Lk = (int32_t)a->Lk, .n_pages = (int32_t)a->n_pages};
+  if (a->B == 0) return KRAIT_OK;
+  const kr_grid grid = grid_of(a->B * (a->L ? a->L : 1) * a->Hk, a->call.stream);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
+}

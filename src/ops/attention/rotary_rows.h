@@ -1,0 +1,12 @@
+/* rotary_rows.h: the rows of the rotary embedding and of what writes into a cache on a GPU (rotary_cuda.c). */
+#ifndef KR_ROTARY_ROWS_H
+#define KR_ROTARY_ROWS_H
+
+#include <krait/krait.h>
+
+const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args);
+const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args);
+
+#endif
