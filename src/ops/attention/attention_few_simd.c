@@ -1,5 +1,6 @@
 /* attention_few_simd.c: attention of few queries (decoding). Bound by memory: every key and value is read once for the heads that share it, as it
  * is stored, and widened in registers. Keys are cut into chunks of CHUNK; each leaves its largest score, its sum and its values, which are then merged.
+ * A chunk goes by pieces of PIECE keys and within them by heads, so that memory is read in the order in which it lies.
  * Rows (queries of the heads of a group) go by 4, 2 or 1 at a time: scores of a key stand side by side, [key][row]. */
 #include <math.h>
 
@@ -7,7 +8,7 @@
 #include "op_list.h"
 #include "status.h"
 
-enum { CHUNK = 512, MOST_ROWS = 4, AHEAD = 16 }; /* keys asked for before they are read */
+enum { CHUNK = 512, PIECE = 64, MOST_ROWS = 4 };
 #if KR_VL == 8
 enum { WIDE = 8 }; /* sums of values in registers */
 #else
@@ -38,17 +39,11 @@ typedef struct piece { /* some keys of a key head, and the rows that are compute
   const kr_attention_sequence *s;
   int64_t j0, D;
   int n_keys;
-  int64_t k_at[CHUNK + AHEAD], v_at[CHUNK + AHEAD]; /* where each key's row is; past the last: the last again */
+  int64_t k_at[PIECE + KR_VL], v_at[PIECE]; /* where each key's row is; past the last: the last again */
   float q[MOST_ROWS * ROW_FLOATS];
-  float scores[CHUNK * MOST_ROWS + 64];
+  float scores[PIECE * MOST_ROWS + 64];
   float sums[MOST_ROWS * ROW_FLOATS];
 } piece;
-
-KR_INLINE void ask(const krait_view *view, int64_t at, int64_t n, int32_t dtype) {
-  const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
-  const char *from = (const char *)view->data + at * bytes;
-  for (int64_t line = 0; line < n * bytes; line += 64) __builtin_prefetch(from + line);
-}
 
 /* rows divides KR_VL, or is KR_VL at most; rows and dtype are constants after inlining. */
 KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
@@ -59,7 +54,6 @@ KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
     kr_v sum[MOST];
 #pragma GCC unroll 16
     for (int m = 0; m < MOST; m++) sum[m] = kr_v_zero();
-    for (int n = 0; n < keys; n++) ask(k, t->k_at[attention_least(j + n + AHEAD, t->n_keys)], t->D, dtype);
     for (int64_t d = 0; d < t->D; d += KR_VL) {
       const int lanes = t->D - d < KR_VL ? (int)(t->D - d) : KR_VL;
       kr_v q[MOST_ROWS];
@@ -83,7 +77,6 @@ KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int
 #pragma GCC unroll 32
   for (int m = 0; m < rows * vectors; m++) sum[m] = kr_v_zero();
   for (int j = 0; j < t->n_keys; j++) {
-    ask(v, t->v_at[j + AHEAD] + first, (int64_t)n_vectors * KR_VL, dtype);
 #pragma GCC unroll 8
     for (int c = 0; c < vectors; c++) {
       const int64_t d = first + c * KR_VL;
@@ -154,6 +147,21 @@ static void exponentials(piece *t, int rows, float *most, float *total) {
   for (int lane = 0; lane < KR_VL; lane++) total[lane % rows] += lanes[lane];
 }
 
+/* A piece's values, largest score and sum into those of the chunk. */
+static void merge(float *part, const float *values, float most, float total, int64_t Dv) {
+  const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now, keep = exp2f(before - base), by = exp2f(most - base);
+  for (int64_t d = 0; d < Dv; d += KR_VL) kr_v_store(part + d, kr_v_fma(kr_v_set1(by), kr_v_load(values + d), kr_v_mul(kr_v_set1(keep), kr_v_load(part + d))));
+  part[Dv] = now, part[Dv + 1] = part[Dv + 1] * keep + total * by;
+}
+
+static void begin_parts(const work *w, const kr_attention_sequence *s, int64_t chunk) {
+  for (int64_t row = 0; row < w->a->H * s->nq; row++) {
+    float *part = part_of(w, s->b, row / s->nq, row % s->nq, chunk);
+    memset(part, 0, (size_t)w->part_floats * sizeof *part);
+    part[w->Dv] = -INFINITY;
+  }
+}
+
 /* Rows first..first+rows-1 of the group's rows: row = head of the group * nq + query. Rows past the last repeat it. */
 static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows, int64_t n_rows) {
   const krait_attention_args *a = t->w->a;
@@ -173,11 +181,7 @@ static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows
   for (int r = 0; r < rows; r++) bend_row(t, rows, r, h[r], i[r]);
   exponentials(t, rows, most, total);
   add_all(t, rows);
-  for (int r = 0; r < rows && first + r < n_rows; r++) {
-    float *part = part_of(t->w, t->s->b, h[r], i[r], chunk);
-    memcpy(part, t->sums + r * ROW_FLOATS, (size_t)t->w->Dv * sizeof *part);
-    part[t->w->Dv] = most[r], part[t->w->Dv + 1] = total[r];
-  }
+  for (int r = 0; r < rows && first + r < n_rows; r++) merge(part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r], total[r], t->w->Dv);
 }
 
 static void find_keys(piece *t, int64_t g) {
@@ -186,26 +190,32 @@ static void find_keys(piece *t, int64_t g) {
     t->k_at[j] = kr_attention_key(&t->w->in, t->s, &a->k, t->j0 + j) + g * a->k.stride[2];
     t->v_at[j] = kr_attention_key(&t->w->in, t->s, &a->v, t->j0 + j) + g * a->v.stride[2];
   }
-  for (int j = t->n_keys; j < CHUNK + AHEAD && j < t->n_keys + AHEAD; j++) t->k_at[j] = t->k_at[t->n_keys - 1], t->v_at[j] = t->v_at[t->n_keys - 1];
+  for (int j = t->n_keys; j < t->n_keys + KR_VL; j++) t->k_at[j] = t->k_at[t->n_keys - 1];
+}
+
+static void run_piece(piece *t, int64_t g, int64_t chunk) {
+  const int64_t n_rows = t->w->a->H / t->w->a->Hk * t->s->nq;
+  find_keys(t, g);
+  for (int64_t row = 0; row < n_rows;) {
+    const int rows = n_rows - row > 2 ? 4 : (int)(n_rows - row);
+    run_rows(t, g, chunk, row, rows, n_rows);
+    row += rows;
+  }
 }
 
 static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
-  const krait_attention_args *a = w->a;
-  piece t;
+  piece t = {.w = w, .D = w->a->D};
   (void)worker;
   for (int64_t k = begin; k < end; k++) {
-    const int64_t chunk = k % w->n_chunks, g = k / w->n_chunks % a->Hk;
-    const kr_attention_sequence s = kr_attention_sequence_at(&w->in, k / w->n_chunks / a->Hk);
-    const int64_t n_rows = a->H / a->Hk * s.nq;
-    t.w = w, t.s = &s, t.D = a->D, t.j0 = chunk * CHUNK;
-    if (t.j0 >= s.nk) continue;
-    t.n_keys = (int)attention_least(s.nk - t.j0, CHUNK);
-    find_keys(&t, g);
-    for (int64_t row = 0; row < n_rows;) {
-      const int rows = n_rows - row > 2 ? 4 : (int)(n_rows - row);
-      run_rows(&t, g, chunk, row, rows, n_rows);
-      row += rows;
+    const int64_t chunk = k % w->n_chunks;
+    const kr_attention_sequence s = kr_attention_sequence_at(&w->in, k / w->n_chunks);
+    const int64_t last = attention_least((chunk + 1) * CHUNK, s.nk);
+    t.s = &s;
+    if (chunk * CHUNK < last) begin_parts(w, &s, chunk);
+    for (t.j0 = chunk * CHUNK; t.j0 < last; t.j0 += PIECE) {
+      t.n_keys = (int)attention_least(last - t.j0, PIECE);
+      for (int64_t g = 0; g < w->a->Hk; g++) run_piece(&t, g, chunk);
     }
   }
 }
@@ -220,7 +230,7 @@ static void finish_query(const work *w, const kr_attention_sequence *s, int64_t 
   for (int64_t c = 0; seen && c < n; c++) most = fmaxf(most, part_of(w, s->b, h, i, c)[w->Dv]);
   total = sinks ? exp2f(sink - most) : 0;
   for (int64_t c = 0; seen && c < n; c++) {
-    const float *part = part_of(w, s->b, h, i, c), by = part[w->Dv] == -INFINITY && part[w->Dv + 1] == 0 ? 0 : exp2f(part[w->Dv] - most);
+    const float *part = part_of(w, s->b, h, i, c), by = part[w->Dv] == -INFINITY ? part[w->Dv + 1] : exp2f(part[w->Dv] - most); /* 0, or NaN */
     total += part[w->Dv + 1] * by;
     for (int64_t d = 0; by != 0 && d < w->Dv; d += KR_VL) kr_v_store(values + d, kr_v_fma(kr_v_set1(by), kr_v_load(part + d), kr_v_load(values + d)));
   }
@@ -256,7 +266,7 @@ int32_t KR_FN(kr_attention_few)(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
   work w = plan(a);
   KR_TRY(kr_attention_check_indices(&w.in));
-  kr_parallel(ctx, a->B * a->Hk * w.n_chunks, 1, run_chunks, &w);
+  kr_parallel(ctx, a->B * w.n_chunks, 1, run_chunks, &w);
   kr_parallel(ctx, a->B * a->H, 1, merge_chunks, &w);
   return KRAIT_OK;
 }
