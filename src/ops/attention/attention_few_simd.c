@@ -40,10 +40,17 @@ typedef struct piece { /* some keys of a key head, and the rows that are compute
   int64_t j0, D;
   int n_keys;
   int64_t k_at[PIECE + KR_VL], v_at[PIECE]; /* where each key's row is; past the last: the last again */
+  int64_t k_next[PIECE + KR_VL], v_next[PIECE]; /* those that are asked for meanwhile: of the piece after this one */
   float q[MOST_ROWS * ROW_FLOATS];
   float scores[PIECE * MOST_ROWS + 64];
   float sums[MOST_ROWS * ROW_FLOATS];
 } piece;
+
+KR_INLINE void ask(const krait_view *view, int64_t at, int64_t n, int32_t dtype) {
+  const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
+  const char *from = (const char *)view->data + at * bytes;
+  for (int64_t line = 0; line < n * bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+}
 
 /* rows divides KR_VL, or is KR_VL at most; rows and dtype are constants after inlining. */
 KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
@@ -54,6 +61,7 @@ KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
     kr_v sum[MOST];
 #pragma GCC unroll 16
     for (int m = 0; m < MOST; m++) sum[m] = kr_v_zero();
+    for (int n = 0; n < keys; n++) ask(k, t->k_next[j + n], t->D, dtype);
     for (int64_t d = 0; d < t->D; d += KR_VL) {
       const int lanes = t->D - d < KR_VL ? (int)(t->D - d) : KR_VL;
       kr_v q[MOST_ROWS];
@@ -77,6 +85,7 @@ KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int
 #pragma GCC unroll 32
   for (int m = 0; m < rows * vectors; m++) sum[m] = kr_v_zero();
   for (int j = 0; j < t->n_keys; j++) {
+    ask(v, t->v_next[j] + first, (int64_t)n_vectors * KR_VL, dtype);
 #pragma GCC unroll 8
     for (int c = 0; c < vectors; c++) {
       const int64_t d = first + c * KR_VL;
@@ -191,6 +200,11 @@ static void find_keys(piece *t, int64_t g) {
     t->v_at[j] = kr_attention_key(&t->w->in, t->s, &a->v, t->j0 + j) + g * a->v.stride[2];
   }
   for (int j = t->n_keys; j < t->n_keys + KR_VL; j++) t->k_at[j] = t->k_at[t->n_keys - 1];
+  for (int j = 0; j < t->n_keys + KR_VL; j++) {
+    const int64_t key = t->j0 + PIECE + j < t->s->nk ? t->j0 + PIECE + j : t->j0;
+    t->k_next[j] = kr_attention_key(&t->w->in, t->s, &a->k, key) + g * a->k.stride[2];
+    if (j < t->n_keys) t->v_next[j] = kr_attention_key(&t->w->in, t->s, &a->v, key) + g * a->v.stride[2];
+  }
 }
 
 static void run_piece(piece *t, int64_t g, int64_t chunk) {
