@@ -68,6 +68,22 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(ssd_bwd, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->dout, &a->dx);
     krait_ssd_bwd_args *a = (krait_ssd_bwd_args *)args;
     a->B = a->L = a->H = a->P = a->N = a->G = 2;
+  } else if (!strcmp(op, "attention")) {
+    GIVE(attention, &a->q, &a->k, &a->v, &a->out);
+    krait_attention_args *a = (krait_attention_args *)args;
+    a->B = a->Bk = a->Lq = a->Lk = a->H = a->Hk = a->D = a->Dv = 2;
+  } else if (!strcmp(op, "attention_bwd")) {
+    GIVE(attention_bwd, &a->q, &a->k, &a->v, &a->out, &a->lse, &a->dout, &a->dq, &a->dk, &a->dv);
+    krait_attention_bwd_args *a = (krait_attention_bwd_args *)args;
+    a->B = a->Bk = a->Lq = a->Lk = a->H = a->Hk = a->D = a->Dv = 2;
+  } else if (!strcmp(op, "attention_append")) {
+    GIVE(attention_append, &a->k, &a->v, &a->k_cache, &a->v_cache);
+    krait_attention_append_args *a = (krait_attention_append_args *)args;
+    a->B = a->Bk = a->L = a->Lk = a->Hk = a->D = a->Dv = 2;
+  } else if (!strcmp(op, "rotary")) {
+    GIVE(rotary, &a->x, &a->cos, &a->sin, &a->out);
+    krait_rotary_args *a = (krait_rotary_args *)args;
+    a->B = a->L = a->H = a->D = a->T = 2, a->R = 1;
   } else if (!strcmp(op, "state_update")) {
     GIVE(state_update, &a->state, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
     krait_state_update_args *a = (krait_state_update_args *)args;
@@ -149,6 +165,32 @@ static const rule rules[] = {
     {"ssd", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},
     {"ssd", 0, FLAGS, KRAIT_SSD_BOTH | KRAIT_SSD_REVERSE, ARG, "KRAIT_SSD_REVERSE cannot be set with KRAIT_SSD_BOTH", 0},
     {"ssd", 0, FLAGS, KRAIT_SSD_BOTH, ARG, "A_reverse must be given", 0},
+    LEAST(attention, B, 0), LEAST(attention, Lq, 0), LEAST(attention, Lk, 0), LEAST(attention, H, 1), LEAST(attention, Hk, 1), LEAST(attention, D, 1), LEAST(attention, Dv, 1),
+    LEAST(attention, window_left, -1), LEAST(attention, window_right, -1), LEAST(attention, max_q, 0),
+    {"attention", AT(attention, D), SIZE, 264, SHAPE, "D is 264, must be at most 256", 0},
+    {"attention", AT(attention, Dv), SIZE, 257, SHAPE, "Dv is 257, must be at most 256", 0},
+    {"attention", AT(attention, H), SIZE, 3, SHAPE, "H 3 is not a multiple of Hk 2", 0},
+    {"attention", AT(attention, Bk), SIZE, 3, SHAPE, "k has Bk 3 rows, must have B 2", 0},
+    {"attention", AT(attention, cu_seqlens_k), PRESENT, KRAIT_I32, SHAPE, "Bk is 2, must be at most 1", 0},
+    {"attention", AT(attention, n_pages), SIZE, 1, SHAPE, "n_pages without block_table is 1", 0},
+    {"attention", AT(attention, rng), PRESENT, KRAIT_I32, ARG, "rng cannot be given without dropout", 0},
+    {"attention", AT(attention, scale), SIZE, 0x7f800000, ARG, "scale is not finite", 0},
+    {"attention", AT(attention, softcap), SIZE, 0x3dcccccd41200000, ARG, "softcap cannot be set with dropout", 0}, /* 10; dropout 0.1 */
+    {"attention", AT(attention, softcap), SIZE, 0xbf800000, ARG, "softcap is -1", 0},
+    {"attention", AT(attention, softcap), SIZE, 0x3f80000000000000, ARG, "dropout is 1, must be at least 0 and below 1", 0},
+    {"attention", AT(attention, softcap), SIZE, 0x3f00000000000000, ARG, "rng must be given", 0},
+    VIEW(attention, q, 1), VIEW(attention, k, 1), VIEW(attention, v, 1), VIEW(attention, out, 1), VIEW(attention, lse, 0), VIEW(attention, cu_seqlens_q, 0), VIEW(attention, seqused_q, 0),
+    VIEW(attention, seqused_k, 0), VIEW(attention, leftpad_k, 0), VIEW(attention, cache_batch_idx, 0), VIEW(attention, block_table, 0), VIEW(attention, alibi_slopes, 0), VIEW(attention, sinks, 0),
+    {"attention", AT(attention, k), TYPE, KRAIT_F16, DTYPE, "k is float16 but q is float32", 0}, {"attention", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    VIEW(attention_bwd, q, 1), VIEW(attention_bwd, out, 1), VIEW(attention_bwd, dout, 1), VIEW(attention_bwd, dq, 0), VIEW(attention_bwd, dk, 0), VIEW(attention_bwd, dv, 0),
+    {"attention_bwd", AT(attention_bwd, lse), ABSENT, 0, ARG, "lse must be given", 0},
+    {"attention_bwd", AT(attention_bwd, n_pages), SIZE, 1, SHAPE, "n_pages without block_table is 1", 0},
+    {"attention_bwd", AT(attention_bwd, dsinks), PRESENT, KRAIT_F32, ARG, "dsinks cannot be given without sinks", 0},
+    LEAST(rotary, L, 0), LEAST(rotary, H, 1), LEAST(rotary, D, 2), VIEW(rotary, x, 1), VIEW(rotary, out, 1), {"rotary", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    LEAST(attention_append, L, 0), LEAST(attention_append, Hk, 1), VIEW(attention_append, k, 1), VIEW(attention_append, k_cache, 1),
+    {"attention_append", AT(attention_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx and block_table is 3", 0},
+    {"attention_append", AT(attention_append, sin), PRESENT, KRAIT_F32, ARG, "sin cannot be given without cos", 0},
+    {"attention_append", AT(attention_append, cos), PRESENT, KRAIT_F32, ARG, "sin must be given", 0},
     VIEW(ssd_bwd, x, 1), VIEW(ssd_bwd, dout, 1), VIEW(ssd_bwd, dx, 0), VIEW(ssd_bwd, ddt, 0), VIEW(ssd_bwd, dA, 0), VIEW(ssd_bwd, dB, 0), VIEW(ssd_bwd, dC, 0),
     {"ssd_bwd", AT(ssd_bwd, S), SIZE, 1, SHAPE, "S is 1, must be at most 0", 0},
     {"ssd_bwd", AT(ssd_bwd, dz), PRESENT, KRAIT_F32, ARG, "dz cannot be given without z", 0},
@@ -282,6 +324,51 @@ static void offsets_are_read_before_they_are_used(void **state) {
     a->call.scratch = scratch, a->call.scratch_bytes = sizeof scratch;
     assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, a), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
+  }
+  krait_ctx_close(&ctx);
+}
+
+/* Of attention, its gradient and the cache: offsets, lengths, pages and positions. */
+static void keys_are_looked_for_where_they_are(void **state) {
+  (void)state;
+  static int32_t values[4];
+  static const krait_view view = {.data = values, .stride = {1, 1}, .dtype = KRAIT_I32};
+  static const struct { const char *op; size_t at; int32_t values[3]; int64_t B, Bk, n_pages; const char *says; } cases[] = {
+      {"attention", AT(attention, cu_seqlens_q), {0, 2, 1}, 2, 2, 0, "cu_seqlens_q decreases at 2"},
+      {"attention", AT(attention, cu_seqlens_q), {0, 1, 3}, 2, 2, 0, "cu_seqlens_q ends with 3, must end with 2"},
+      {"attention", AT(attention, cu_seqlens_k), {1, 2, 2}, 2, 1, 0, "cu_seqlens_k begins with 1"},
+      {"attention", AT(attention, seqused_k), {2, 3}, 2, 2, 0, "seqused_k[1] is 3, must be in 0..2"},
+      {"attention", AT(attention, seqused_q), {-1, 0}, 2, 2, 0, "seqused_q[0] is -1, must be in 0..2"},
+      {"attention", AT(attention, leftpad_k), {0, 3}, 2, 2, 0, "leftpad_k[1] is 3, must be in 0..2"},
+      {"attention", AT(attention, cache_batch_idx), {0, 7}, 2, 2, 0, "cache_batch_idx[1] is 7, must be below 2"},
+      {"attention", AT(attention, block_table), {0, 5}, 2, 2, 1, "block_table[1,0] is 5, must be in 0..1"},
+      {"attention", AT(attention, block_table), {0, -1}, 2, 2, 1, "block_table[1,0] is -1, must be in 0..1"},
+      {"attention_bwd", AT(attention_bwd, cu_seqlens_q), {0, 1, 1}, 2, 2, 0, "cu_seqlens_q ends with 1, must end with 2"},
+      {"attention_bwd", AT(attention_bwd, seqused_k), {0, 3}, 2, 2, 0, "seqused_k[1] is 3"},
+      {"attention_append", AT(attention_append, cache_seqlens), {0, 1}, 2, 2, 0, "cache_seqlens[1] is 1: with L 2 more there is room for 2"},
+      {"attention_append", AT(attention_append, block_table), {0, 9}, 2, 2, 1, "block_table[1,0] is 9, must be in 0..1"},
+      {"rotary", AT(rotary, offsets), {0, 1}, 2, 2, 0, "rotary: sequence 1 takes positions 1 to 2, cos and sin have 0..1"}};
+  static unsigned char args[4096];
+  static float scratch[1 << 22];
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const kr_op *op = kr_op_find(cases[i].op);
+    fill(cases[i].op, args);
+    memcpy(values, cases[i].values, sizeof cases[i].values);
+    *(krait_view *)(args + cases[i].at) = view;
+    if (kr_sig_find_size(op->sig, "Bk") >= 0) kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "Bk"), cases[i].Bk);
+    if (kr_sig_find_size(op->sig, "n_pages") >= 0) kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "n_pages"), cases[i].n_pages);
+    for (int r = 0; r < op->n_rows; r++) {
+      const kr_row *row = &op->rows[r];
+      if (!(row->needs & KRAIT_CAP_CPU) || (row->needs & krait_ctx_caps(ctx)) != row->needs || (row->refuse && row->refuse(ctx, args))) continue;
+      assert_int_equal(kr_op_check(op, args), KRAIT_OK);
+      ((krait_call *)args)->scratch = scratch;
+      assert_true(!row->scratch_bytes || row->scratch_bytes(ctx, args) <= sizeof scratch);
+      assert_int_equal(row->run(ctx, args), KRAIT_ERR_ARGUMENT);
+      if (!strstr(krait_error_detail(), cases[i].says)) fail_msg("%s, row %s says '%s', not '%s'", op->name, row->name, krait_error_detail(), cases[i].says);
+    }
   }
   krait_ctx_close(&ctx);
 }
@@ -444,6 +531,6 @@ static void projected_or_given(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
-                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(rows_that_are_not_there_are_refused), cmocka_unit_test(scratch_too_small)};
+                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(keys_are_looked_for_where_they_are), cmocka_unit_test(rows_that_are_not_there_are_refused), cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

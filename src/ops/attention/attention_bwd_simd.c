@@ -100,7 +100,7 @@ typedef struct block { /* keys j0..j0+n_keys-1 by queries i0..i0+rows-1 */
   const work *w;
   const kr_attention_sequence *s;
   int64_t h, g, j0, i0, n_keys;
-  int rows;
+  int rows, odd_keys, odd_queries, odd_dout; /* odd: some are not finite */
   float bias;
   float *Q, *dout, *P, *dS, *K_turned, *V_turned, *K, *dK, *dV, *lines, *dq; /* dq: of this item, [head][block of queries][panel][QUERIES][NR] */
   attention_span spans[QUERIES];                                             /* of every MR rows */
@@ -126,10 +126,12 @@ static int rows_at(const block *t, int r) { return t->rows - r < MR ? t->rows - 
 static void pack_queries(block *t) {
   const krait_attention_bwd_args *a = t->w->a;
   const float scale = attention_query_scale(&t->w->in);
+  kr_v odd_queries = kr_v_zero(), odd_dout = kr_v_zero();
   for (int r = 0; r < t->rows; r++) {
-    attention_pack_row(t->Q, QUERIES, r, &a->q, kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2], a->D, scale);
-    attention_pack_row(t->dout, QUERIES, r, &a->dout, kr_attention_query(t->s, &a->dout, t->i0 + r) + t->h * a->dout.stride[2], a->Dv, 1);
+    odd_queries = kr_v_add(odd_queries, attention_pack_row(t->Q, QUERIES, r, &a->q, kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2], a->D, scale));
+    odd_dout = kr_v_add(odd_dout, attention_pack_row(t->dout, QUERIES, r, &a->dout, kr_attention_query(t->s, &a->dout, t->i0 + r) + t->h * a->dout.stride[2], a->Dv, 1));
   }
+  t->odd_queries = isnan(kr_v_sum(odd_queries)), t->odd_dout = isnan(kr_v_sum(odd_dout));
 }
 
 static void multiply_scores(block *t) {
@@ -151,7 +153,6 @@ static __attribute__((noinline)) void turn_row(block *t, int r, const attention_
   const kr_v lse = kr_v_set1(lse_of(t->w, t->s, t->h, i) * LOG2E), delta = kr_v_set1(t->w->delta[delta_at(t->w, t->s, t->h, i)]);
   const int bent = in->softcap > 0, columns = (int)attention_padded(t->n_keys);
   if (bent || t->bias != 0) attention_bend(in, P, bent ? slope : NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - t->j0);
-  attention_hide(in, t->s, i, t->j0, t->n_keys, s, P, -INFINITY);
   if (in->dropout > 0) attention_drop(&t->w->dropout, b_head, i, t->j0, s->from, s->to, dS);
   for (int j = s->from; j < s->to; j += KR_VL) {
     const kr_v p = attention_exp2(kr_v_sub(kr_v_load(P + j), lse));
@@ -159,6 +160,7 @@ static __attribute__((noinline)) void turn_row(block *t, int r, const attention_
     if (bent) ds = kr_v_mul(ds, kr_v_load(slope + j));
     kr_v_store(P + j, p), kr_v_store(dS + j, ds);
   }
+  attention_hide(in, t->s, i, t->j0, t->n_keys, s, P, 0);
   attention_hide(in, t->s, i, t->j0, t->n_keys, s, dS, 0);
   if (in->dropout > 0) attention_drop(&t->w->dropout, b_head, i, t->j0, s->from, s->to, P);
   for (int j = 0; j < s->from; j++) P[j] = dS[j] = 0;
@@ -169,7 +171,8 @@ static void add_queries(block *t, float *dq) {
   for (int64_t column = 0; column < t->w->D; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const attention_span *s = &t->spans[r / MR];
-      if (s->to > 0) attention_add_values(rows_at(t, r), t->dS + r * SCORES + s->from, t->K + column * KEYS + s->from * NR, s->end - s->from, dq + column * QUERIES + r * NR);
+      if (t->odd_keys) attention_add_exact(&t->w->in, t->s, t->i0 + r, rows_at(t, r), t->j0, t->n_keys, t->dS + r * SCORES, t->K + column * KEYS, dq + column * QUERIES + r * NR);
+      else if (s->to > 0) attention_add_values(rows_at(t, r), t->dS + r * SCORES + s->from, t->K + column * KEYS + s->from * NR, s->end - s->from, dq + column * QUERIES + r * NR);
     }
 }
 
@@ -183,6 +186,17 @@ static void add_keys(const block *t, const float *P, const float *rows, int64_t 
       while (end > first && (t->spans[(end - 1) / MR].to <= j || t->spans[(end - 1) / MR].from >= j + n)) end = (end - 1) / MR * MR;
       if (first < end) attention_add_turned(n, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first, sums + column * KEYS + j * NR);
     }
+}
+
+/* The same key by key, of the queries that see it alone. */
+static void add_keys_exactly(const block *t, const float *P, const float *rows, int64_t D, float *sums) {
+  for (int64_t j = 0; j < t->n_keys; j++) {
+    int first = 0, end = t->rows;
+    while (first < end && kr_attention_end(&t->w->in, t->s, t->i0 + first) <= t->j0 + j) first++;
+    while (end > first && kr_attention_first(&t->w->in, t->s, t->i0 + end - 1) > t->j0 + j) end--;
+    for (int64_t column = 0; first < end && column < D; column += NR)
+      attention_add_turned(1, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first, sums + column * KEYS + j * NR);
+  }
 }
 
 static void clear_rows(block *t, int r) {
@@ -207,8 +221,8 @@ static void run_block(block *t, float *dq) {
       for (int m = 0; m < rows_at(t, r); m++) turn_row(t, r + m, &t->spans[r / MR]);
   }
   if (kr_has(&t->w->a->dq)) add_queries(t, dq);
-  add_keys(t, t->P, t->dout, t->w->Dv, t->dV);
-  add_keys(t, t->dS, t->Q, t->w->D, t->dK);
+  (t->odd_dout ? add_keys_exactly : add_keys)(t, t->P, t->dout, t->w->Dv, t->dV);
+  (t->odd_queries || t->odd_dout ? add_keys_exactly : add_keys)(t, t->dS, t->Q, t->w->D, t->dK);
 }
 
 static void store_keys(const block *t) {
@@ -225,7 +239,7 @@ static void run_keys(block *t) {
   const int64_t group = a->H / a->Hk;
   attention_pack_turned(t->K_turned, &t->w->in, t->s, &a->k, t->g, t->j0, t->n_keys, a->D, t->lines);
   attention_pack_turned(t->V_turned, &t->w->in, t->s, &a->v, t->g, t->j0, t->n_keys, a->Dv, t->lines);
-  attention_pack_keys(t->K, &t->w->in, t->s, &a->k, t->g, t->j0, t->n_keys, a->D);
+  t->odd_keys = attention_pack_keys(t->K, &t->w->in, t->s, &a->k, t->g, t->j0, t->n_keys, a->D);
   memset(t->dK, 0, (size_t)(KEYS * t->w->D) * sizeof(float));
   memset(t->dV, 0, (size_t)(KEYS * t->w->Dv) * sizeof(float));
   for (int64_t m = 0; m < group; m++) {

@@ -12,6 +12,7 @@ static void choose_sizes(kr_case *c, int64_t index) {
   const int64_t Hk = kr_case_int(c, 1, 2);
   int64_t *D = kr_case_size(c, "D"), *Lq = kr_case_size(c, "Lq"), *Lk = kr_case_size(c, "Lk");
   c->contiguous = usual;
+  c->anywhere = !usual && index % 5 == 2; /* as rows for few queries want keys */
   *kr_case_size(c, "B") = *kr_case_size(c, "Bk") = kr_case_int(c, 1, 2);
   *kr_case_size(c, "Hk") = Hk, *kr_case_size(c, "H") = Hk * (kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 2, 3));
   *D = c->is_exact ? kr_case_int(c, 1, 5) : usual ? kr_case_pick(c, 6, (int64_t[]){32, 64, 64, 96, 128, 128}) : index % 20 == 4 ? kr_case_edge(c, 256) : kr_case_edge(c, 70);
@@ -143,8 +144,8 @@ int32_t kr_rotary_case(kr_case *c, int64_t index) {
   krait_rotary_args *a = (krait_rotary_args *)c->args;
   c->contiguous = index % 3 == 0;
   a->B = kr_case_int(c, 1, 3), a->L = kr_case_edge(c, 40), a->H = kr_case_int(c, 1, 3);
-  a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33) - kr_case_int(c, 0, 1);
-  a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9)) + (a->R == 0);
+  a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33);
+  a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9));
   a->T = a->L + kr_case_int(c, 0, 20);
   if (kr_case_chance(c, 0.5)) give_counts(c, "offsets", 0, a->T - a->L);
   if (kr_case_chance(c, 0.3)) kr_case_give(c, "cu_seqlens");

@@ -156,6 +156,23 @@ static void exponentials(piece *t, int rows, float *most, float *total) {
   for (int lane = 0; lane < KR_VL; lane++) total[lane % rows] += lanes[lane];
 }
 
+/* Where the sums are not finite: row r again, from the keys that it sees alone. */
+static void add_exactly(piece *t, int rows, int r, int64_t i) {
+  const krait_attention_args *a = t->w->a;
+  const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, i) - t->j0, 0), end = attention_least(kr_attention_end(&t->w->in, t->s, i) - t->j0, t->n_keys);
+  float *sums = t->sums + r * ROW_FLOATS;
+  for (int64_t d = 0; d < a->Dv; d++) {
+    sums[d] = 0;
+    for (int64_t j = first; j < end; j++) sums[d] += t->scores[j * rows + r] * kr_scalar_load(a->v.data, t->v_at[j] + d, a->v.dtype);
+  }
+}
+
+static int is_odd(const piece *t, int r) {
+  kr_v odd = kr_v_zero();
+  for (int64_t d = 0; d < t->w->Dv; d += KR_VL) odd = kr_v_fma(kr_v_load(t->sums + r * ROW_FLOATS + d), kr_v_zero(), odd);
+  return isnan(kr_v_sum(odd));
+}
+
 /* A piece's values, largest score and sum into those of the chunk. */
 static void merge(float *part, const float *values, float most, float total, int64_t Dv) {
   const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now, keep = exp2f(before - base), by = exp2f(most - base);
@@ -190,6 +207,8 @@ static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows
   for (int r = 0; r < rows; r++) bend_row(t, rows, r, h[r], i[r]);
   exponentials(t, rows, most, total);
   add_all(t, rows);
+  for (int r = 0; r < rows; r++)
+    if (is_odd(t, r)) add_exactly(t, rows, r, i[r]);
   for (int r = 0; r < rows && first + r < n_rows; r++) merge(part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r], total[r], t->w->Dv);
 }
 

@@ -95,7 +95,7 @@ static __attribute__((noinline)) void exponentials(tile *t, int r, const attenti
   if (in->dropout > 0) attention_drop(&t->w->dropout, t->s->b * in->H + t->h, i, j0, s->from, s->to, score);
 }
 
-static void add_block(tile *t, int64_t j0, int64_t n_keys) {
+static void add_block(tile *t, int64_t j0, int64_t n_keys, int odd) {
   for (int r = 0; r < t->rows; r += MR) {
     const int n = t->rows - r < MR ? t->rows - r : MR;
     const attention_span s = span_of(t, r, n, j0, n_keys);
@@ -105,7 +105,8 @@ static void add_block(tile *t, int64_t j0, int64_t n_keys) {
     for (int r = 0; r < t->rows; r += MR) {
       const int n = t->rows - r < MR ? t->rows - r : MR;
       const attention_span s = span_of(t, r, n, j0, n_keys);
-      if (s.to > 0) attention_add_values(n, t->scores + r * SCORES + s.from, t->V + column * KEYS + s.from * NR, s.end - s.from, t->sums + column * QUERIES + r * NR);
+      if (odd) attention_add_exact(&t->w->in, t->s, t->i0 + r, n, j0, n_keys, t->scores + r * SCORES, t->V + column * KEYS, t->sums + column * QUERIES + r * NR);
+      else if (s.to > 0) attention_add_values(n, t->scores + r * SCORES + s.from, t->V + column * KEYS + s.from * NR, s.end - s.from, t->sums + column * QUERIES + r * NR);
     }
 }
 
@@ -132,9 +133,9 @@ static void run_tile(tile *t, int n_places) {
     for (int64_t j0 = kr_attention_first(in, t->s, t->i0) / KEYS * KEYS; j0 < end; j0 += KEYS) {
       const int64_t n_keys = attention_least(end - j0, KEYS);
       attention_pack_turned(t->K, in, t->s, &a->k, t->g, j0, n_keys, a->D, t->lines);
-      attention_pack_keys(t->V, in, t->s, &a->v, t->g, j0, n_keys, a->Dv);
+      const int odd = attention_pack_keys(t->V, in, t->s, &a->v, t->g, j0, n_keys, a->Dv);
       make_scores(t, j0, n_keys);
-      add_block(t, j0, n_keys);
+      add_block(t, j0, n_keys, odd);
     }
   }
   for (int r = 0; r < n_places; r++) finish_row(t, r, r < t->rows);

@@ -109,17 +109,20 @@ static inline void attention_add_turned(int keys, const float *P, const float *B
 
 enum { ROW_FLOATS = KR_ATTENTION_MOST_D + 32 };
 
-/* Row `row` of panels of `pitch` rows: n values times scale. */
-static inline void attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+/* Row `row` of panels of `pitch` rows: n values times scale. Returns zeros, or NaN where a value is not finite. */
+static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
-  const kr_v by = kr_v_set1(scale);
+  const kr_v by = kr_v_set1(scale), zero = kr_v_zero();
+  kr_v odd = zero;
   kr_row_load(values, view->data, view->dtype, at, view->stride[3], n);
   for (int64_t i = (n + 15) / 16 * 16; i < attention_padded(n); i++) values[i] = 0;
   for (int64_t first = 0; first < n; first += NR) {
     float *out = to + first * pitch + row * NR;
-    kr_v_store(out, kr_v_mul(by, kr_v_load(values + first)));
-    kr_v_store(out + KR_VL, kr_v_mul(by, kr_v_load(values + first + KR_VL)));
+    const kr_v a = kr_v_mul(by, kr_v_load(values + first)), b = kr_v_mul(by, kr_v_load(values + first + KR_VL));
+    odd = kr_v_fma(a, zero, kr_v_fma(b, zero, odd));
+    kr_v_store(out, a), kr_v_store(out + KR_VL, b);
   }
+  return odd;
 }
 
 static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
@@ -155,9 +158,11 @@ static inline void attention_pack_turned(float *to, const kr_attention_inputs *i
   }
 }
 
-/* Keys j0..j0+n-1 as panels of KEYS rows. */
-static inline void attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
-  for (int64_t j = 0; j < n; j++) attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1);
+/* Keys j0..j0+n-1 as panels of KEYS rows. Returns whether one is not finite. */
+static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+  kr_v odd = kr_v_zero();
+  for (int64_t j = 0; j < n; j++) odd = kr_v_add(odd, attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1));
+  return isnan(kr_v_sum(odd));
 }
 
 /* ---- which keys some queries see, of a block that begins with key j0 ---- */
@@ -170,6 +175,14 @@ static inline attention_span attention_span_of(const kr_attention_inputs *in, co
   const int64_t first = attention_most(kr_attention_first(in, s, i) - j0, 0), end = attention_least(kr_attention_end(in, s, i + n - 1) - j0, n_keys);
   if (end <= first) return (attention_span){0, 0, 0};
   return (attention_span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
+}
+
+/* What is not finite must not meet the zeros of rows that do not see it: products then go row by row, between `first` and `end` of each. */
+static inline void attention_add_exact(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int rows, int64_t j0, int64_t n_keys, const float *P, const float *V, float *sums) {
+  for (int m = 0; m < rows; m++) {
+    const int64_t first = attention_most(kr_attention_first(in, s, i + m) - j0, 0), end = attention_least(kr_attention_end(in, s, i + m) - j0, n_keys);
+    if (first < end) attention_add_values(1, P + m * SCORES + first, V + first * NR, end - first, sums + m * NR);
+  }
 }
 
 /* Columns of query i that it does not see, of those of its rows' span. */
