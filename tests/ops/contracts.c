@@ -84,6 +84,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(rotary, &a->x, &a->cos, &a->sin, &a->out);
     krait_rotary_args *a = (krait_rotary_args *)args;
     a->B = a->L = a->H = a->D = a->T = 2, a->R = 1;
+  } else if (!strcmp(op, "gather_rows")) {
+    GIVE(gather_rows, &a->table, &a->index, &a->out);
+    krait_gather_rows_args *a = (krait_gather_rows_args *)args;
+    a->R = a->M = a->V = 2, a->index.dtype = KRAIT_I32;
   } else if (!strcmp(op, "state_update")) {
     GIVE(state_update, &a->state, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
     krait_state_update_args *a = (krait_state_update_args *)args;
