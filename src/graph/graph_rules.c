@@ -142,12 +142,49 @@ static void run_sum_rows(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
+/* ---- attention, rotary embedding ---- */
+
+static void run_attention(kr_back *b, const kr_node *node) {
+  static const struct { size_t offset; const char *name; } caches[] = {{offsetof(krait_attention_args, block_table), "block_table"}, {offsetof(krait_attention_args, cache_batch_idx), "cache_batch_idx"},
+                                                                       {offsetof(krait_attention_args, leftpad_k), "leftpad_k"}};
+  for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
+    if (kr_back_tensor(node, caches[i].offset)) {
+      kr_graph_fail(kr_back_graph(b), KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of attention with %s", node->name, caches[i].name);
+      return;
+    }
+  if (!kr_back_tensor(node, offsetof(krait_attention_args, lse))) {
+    kr_graph_fail(kr_back_graph(b), KRAIT_ERR_ARGUMENT, "graph: node %s: the gradient of attention reads its lse: ask for it", node->name);
+    return;
+  }
+  run_gradient_op(b, node);
+}
+
+static void run_rotary(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  krait_rotary_args a = *(const krait_rotary_args *)node->args;
+#define TENSOR(view) kr_back_tensor(node, offsetof(krait_rotary_args, view))
+  const kr_tensor d = kr_back_gradient(b, TENSOR(out));
+  kr_back_target to;
+  if (kr_back_begin(b, TENSOR(cos), &to) || kr_back_begin(b, TENSOR(sin), &to)) {
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: cos and sin of a rotary embedding have no gradient", node->name);
+    return;
+  }
+  if (!kr_back_begin(b, TENSOR(x), &to)) return;
+  a.call.flags ^= KRAIT_ROTARY_INVERSE;
+  a.x = kr_graph_view(g, d), a.out = kr_graph_view(g, to.at);
+  a.cos = kr_graph_view(g, kr_back_value(b, TENSOR(cos))), a.sin = kr_graph_view(g, kr_back_value(b, TENSOR(sin)));
+  a.offsets = kr_graph_view(g, kr_back_value(b, TENSOR(offsets))), a.cu_seqlens = kr_graph_view(g, kr_back_value(b, TENSOR(cu_seqlens)));
+#undef TENSOR
+  kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_rotary, &a);
+  kr_back_end(b, &to);
+}
+
 /* ---- which ---- */
 
 static const struct {
   const kr_op *op;
   kr_rule *run;
-} own_rules[] = {{&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise}, {&kr_op_sum_rows, run_sum_rows}};
+} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise}, {&kr_op_rotary, run_rotary}, {&kr_op_sum_rows, run_sum_rows}};
 
 static kr_rule *own_rule(const kr_op *op) {
   for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)
@@ -161,7 +198,7 @@ kr_rule *kr_rule_of(const kr_op *op) {
 }
 
 int kr_rule_reaches(const kr_op *op, size_t offset) {
-  const int own = own_rule(op) != NULL;
+  const int own = own_rule(op) != NULL && !op->sig->gradient;
   for (int i = 0; i < op->sig->n_tensors; i++) {
     const kr_sig_tensor *s = &op->sig->tensors[i];
     if (s->offset == offset) return s->role == KR_IN && (own ? s->tensor_class != KR_CLASS_INDEX : s->gradient >= 0);

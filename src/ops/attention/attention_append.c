@@ -1,4 +1,5 @@
 /* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5, 16-bit storage one rounding. */
+#include "attention_rows.h"
 #include "contract.h"
 #include "op_list.h"
 
@@ -18,6 +19,9 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_attention_append_refuse_##isa, kr_attention_append_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_append_ref, NULL},
 };
 

@@ -24,6 +24,14 @@ KR_ATTENTION_SCRATCH(scratch_scalar)
   const char *kr_attention_few_refuse_##isa(const krait_ctx *ctx, const void *args);         \
   int32_t kr_attention_few_##isa(const krait_ctx *ctx, const void *args);                    \
   uint64_t kr_attention_few_scratch_##isa(const krait_ctx *ctx, const void *args);
+/* Of rotary and attention_append. */
+#define KR_ROTARY_REFUSE(isa)                                                          \
+  const char *kr_rotary_refuse_##isa(const krait_ctx *ctx, const void *args);          \
+  const char *kr_attention_append_refuse_##isa(const krait_ctx *ctx, const void *args);
+KR_ROTARY_REFUSE(avx512)
+KR_ROTARY_REFUSE(avx2)
+KR_ROTARY_REFUSE(neon)
+KR_ROTARY_REFUSE(scalar)
 KR_ATTENTION_FEW(avx512)
 KR_ATTENTION_FEW(avx2)
 KR_ATTENTION_FEW(neon)

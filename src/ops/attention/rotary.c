@@ -1,4 +1,5 @@
 /* rotary.c: contract, cost and rows of the rotary embedding. The equation is in rotary_ref.c. Bound: float32 1e-5, 16-bit storage one rounding. */
+#include "attention_rows.h"
 #include "op_list.h"
 
 static void count_cost(const void *args, kr_cost *cost) {
@@ -10,6 +11,9 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_rotary_refuse_##isa, kr_rotary_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_rotary_ref, NULL},
 };
 
