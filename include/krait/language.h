@@ -67,6 +67,10 @@ typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total)
 /* Of a text of two tokens at least: the sum of -ln p of every token but the first, and how many those are. The session begins anew. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 
+/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of 32 with a scale); what moves the states is
+ * float32. config.json and tokenizer.json must then lie beside the new file, too. */
+KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format);
+
 /* Random weights of a published model's sizes, for krait bench generate. */
 typedef struct krait_lm_timing {
   uint32_t size;
@@ -74,7 +78,7 @@ typedef struct krait_lm_timing {
   uint64_t token_bytes; /* of weights, that a token reads */
   double open_s;        /* making the weights */
   double prompt_s;      /* reading the prompt, the best of three */
-  double token_s;       /* a step of the batch with its logits and the choice of the likeliest token, median */
+  double token_s;       /* a step of the batch, with the likeliest tokens on the host, median */
   double step_s;        /* a step without these, of many in a row */
 } krait_lm_timing;
 /* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
