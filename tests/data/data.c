@@ -11,6 +11,7 @@
 #include "data.h"
 #include "mix.h"
 #include "random.h"
+#include "safetensors.h"
 #include "status.h"
 
 enum { HZ = 16000, N_SPEECH = 6, N_NOISE = 4 };
@@ -350,6 +351,47 @@ static int count_lines_with(const char *text) {
   return n;
 }
 
+/* Tensors of a file as recordings: by prefix, of each type, paired by name; the same samples as from files. */
+static void safetensors_sources(void **state) {
+  (void)state;
+  enum { N = 40000 };
+  static int16_t whole[N], silent[N];
+  static float real[N], read[N];
+  static double wide[N];
+  read_wav("pair/clean/a.wav", 1, read, N);
+  for (int i = 0; i < N; i++) whole[i] = (int16_t)lrintf(read[i] * 32768), real[i] = read[i] * 0.5f;
+  const kr_weight items[] = {{"clean/a", KRAIT_I16, 1, {N}, whole, sizeof whole}, {"noisy/a", KRAIT_F32, 1, {N}, real, sizeof real}, {"noisy/other", KRAIT_F32, 1, {N}, real, sizeof real},
+                             {"clean/silent", KRAIT_I16, 1, {N}, silent, sizeof silent}, {"clean/wide", KRAIT_F64, 1, {N}, wide, sizeof wide}, {"clean/plane", KRAIT_I16, 2, {2, N / 2}, whole, sizeof whole}};
+  char path[128], clean_source[160], noisy_source[160];
+  snprintf(path, sizeof path, "%s/set.safetensors", folder);
+  snprintf(clean_source, sizeof clean_source, "%s:clean/", path);
+  snprintf(noisy_source, sizeof noisy_source, "%s:noisy/", path);
+  assert_int_equal(kr_safetensors_write(path, items, sizeof items / sizeof *items, NULL, 0), KRAIT_OK);
+  kr_data_config c = config();
+  c.speech = clean_source, c.noisy = noisy_source, c.noise = NULL, c.segment = 0, c.level_float_db = 0, c.report = note_line;
+  lines[0] = 0;
+  kr_data *data = open_data(&c);
+  assert_int_equal(kr_data_n_items(data), 1); /* silent has no partner; float64 and two dimensions are no recordings */
+  assert_string_equal(kr_data_item_name(data, 0), "a");
+  int64_t own;
+  float *noisy = malloc(N * 4), *clean = malloc(N * 4);
+  assert_int_equal(kr_data_item(data, 0, 0, noisy, clean, &own), KRAIT_OK);
+  assert_int_equal(own, N);
+  for (int i = 0; i < N; i++) assert_float_equal(clean[i], 2 * noisy[i], 1e-6);
+  assert_float_equal(noisy[777] / kr_rms(noisy, N), real[777] / kr_rms(real, N), 1e-5);
+  kr_data_close(&data);
+  c.noisy = NULL, c.noise = noise_path;
+  data = open_data(&c);
+  assert_int_equal(kr_data_n_items(data), 2);
+  for (int i = 0; i < 2; i++) assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one's place is taken */
+  assert_int_equal(count_lines_with("clean/silent is silent"), 1);
+  kr_data_close(&data);
+  snprintf(clean_source, sizeof clean_source, "%s:nothing/", path);
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "nothing/"));
+  free(noisy);
+  free(clean);
+}
+
 static void bad_files_are_told_once_and_left_out(void **state) {
   (void)state;
   char bad[128];
@@ -455,7 +497,7 @@ static void codecs_keep_the_time(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
-      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(bad_files_are_told_once_and_left_out),
+      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
       cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }
