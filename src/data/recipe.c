@@ -62,6 +62,7 @@ static int32_t read_yaml(const char *path, json_t **tree) {
   KR_TRY(status);
   if (json_is_object(*tree)) return KRAIT_OK;
   json_decref(*tree);
+  *tree = NULL;
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a configuration (name: value lines are expected)", path);
 }
 
@@ -312,3 +313,25 @@ int32_t kr_recipe_data(const kr_recipe *r, int split, kr_data_config *c) {
   if (split == KR_RECIPE_TRAIN) return take_augmentation(r, c);
   return split == KR_RECIPE_TEST ? take_int(r, "dset", "test_augment_numb", &c->repeats, 1, 1000) : KRAIT_OK;
 }
+
+#ifdef KR_FUZZ
+/* The first line is a setting, the rest a section's file. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  char setting[256];
+  const uint8_t *end = memchr(data, '\n', size);
+  const size_t n = end ? (size_t)(end - data) : size;
+  snprintf(setting, sizeof setting, "%.*s", (int)(n < 255 ? n : 255), (const char *)data);
+  kr_recipe *r = NULL;
+  kr_data_config config;
+  json_t *tree = NULL;
+  if (kr_recipe_open(NULL, NULL, 0, &r) == KRAIT_OK && end && kr_yaml_read((const char *)end + 1, size - n - 1, "the file", &tree) == KRAIT_OK) {
+    if (json_is_object(tree)) merge(r->values, tree, "the file");
+    json_decref(tree);
+  }
+  if (r) apply(r, setting);
+  for (int split = 0; r && split < 3; split++) kr_recipe_data(r, split, &config);
+  kr_recipe_close(&r);
+  return 0;
+}
+#endif
