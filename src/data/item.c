@@ -88,7 +88,7 @@ static int32_t read_some_piece(const draw *d, float *heard, float *clean, int64_
   int64_t index = (int64_t)d->index;
   for (int tries = 0;; tries++) {
     const int32_t status = read_piece(d, index, heard, clean, n);
-    if (status >= 0 || status == KRAIT_ERR_NO_MEMORY || tries == MOST_TRIES) return status;
+    if (status >= 0 || status == KRAIT_ERR_NO_MEMORY || tries == MOST_TRIES || d->source->n_pieces == 1) return status;
     index = kr_random_whole(&r, 0, d->source->n_pieces - 1);
   }
 }

@@ -242,7 +242,7 @@ static int32_t read_header(recording *item, int64_t *n_samples, int32_t *n_chann
 int32_t kr_recordings_probe(kr_recordings *r, int64_t i, int64_t *n_samples, int32_t *n_channels) {
   recording *item = &r->items[i];
   const int32_t state = state_of(r, item);
-  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s was left out before", item->path);
+  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s cannot be used and was left out before", item->path);
   if (state == UNKNOWN) {
     int64_t found = 0;
     int32_t channels = 1;
