@@ -75,13 +75,27 @@ static int is_without_meaning(const char *key) {
   return 0;
 }
 
+static void list_names(json_t *section, char *text, size_t bytes) {
+  const char *key;
+  json_t *value;
+  size_t n = 0;
+  text[0] = 0;
+  json_object_foreach(section, key, value) if (n < bytes) n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", " : "", key);
+}
+
+static int32_t refuse_name(json_t *section, const char *key, const char *label) {
+  char known[1024];
+  list_names(section, known, sizeof known);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is not known there, but %s", label, key, known);
+}
+
 /* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the model's section. */
 static int32_t merge(json_t *into, json_t *from, const char *label) {
   const char *key;
   json_t *value;
   json_object_foreach(from, key, value) {
     json_t *old = json_object_get(into, key);
-    KR_CHECK(old || !label || strcmp(key, "model") == 0 || is_without_meaning(key), KRAIT_ERR_ARGUMENT, "%s: '%s' is not known; krait train --show lists the names", label, key);
+    if (!old && label && strcmp(key, "model") != 0 && !is_without_meaning(key)) return refuse_name(into, key, label);
     if (json_is_object(old) && json_is_object(value)) KR_TRY(merge(old, value, strcmp(key, "model") == 0 ? NULL : label));
     else if (json_object_set(into, key, value) != 0) return no_memory();
   }

@@ -118,7 +118,7 @@ static void refusals(void **state) {
   assert_int_equal(write(fd, "trian_noise: 3\n", 15), 15);
   close(fd);
   kr_recipe *r = NULL;
-  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "'trian_noise' is not known"));
+  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
   assert_null(r);
   unlink(path);
   char list[] = "/tmp/krait-recipe-XXXXXX.yaml";
