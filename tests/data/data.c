@@ -11,6 +11,7 @@
 #include "data.h"
 #include "mix.h"
 #include "random.h"
+#include "recordings.h"
 #include "safetensors.h"
 #include "status.h"
 
@@ -339,6 +340,33 @@ static void pairs(void **state) {
   }
 }
 
+/* What is kept in memory has the same bits as what a file gives: a 48 kHz recording and a second channel, read whole, in parts and again. */
+static void kept_or_read(void **state) {
+  (void)state;
+  enum { N = 6000 };
+  static float whole[80000], part[N];
+  kr_recordings *first = NULL, *again = NULL;
+  int64_t n;
+  int32_t n_channels;
+  snprintf(noise_path, sizeof noise_path, "%s/noise", folder);
+  snprintf(speech_path, sizeof speech_path, "%s/speech/s2.wav", folder);
+  const char *const sources[] = {speech_path, noise_path};
+  for (int k = 0; k < 2; k++)
+    for (int32_t channel = 0; channel <= k; channel++) {
+      assert_int_equal(kr_recordings_open(sources[k], NULL, "sound", NULL, NULL, &first), KRAIT_OK);
+      assert_int_equal(kr_recordings_open(sources[k], NULL, "sound", NULL, NULL, &again), KRAIT_OK);
+      assert_int_equal(kr_recordings_probe(first, k, &n, &n_channels), KRAIT_OK);
+      assert_true(n_channels == 1 + k && n > 2 * N && n <= 80000);
+      assert_int_equal(kr_recordings_read(first, k, channel, 0, n, whole), KRAIT_OK);
+      for (int64_t from = 0; from < n + N; from += 4999) {
+        assert_int_equal(kr_recordings_read(from % 2 ? first : again, k, channel, from, N, part), KRAIT_OK);
+        for (int64_t i = 0; i < N; i++) assert_true(part[i] == (from + i < n ? whole[from + i] : 0));
+      }
+      kr_recordings_close(&first);
+      kr_recordings_close(&again);
+    }
+}
+
 static void note_line(void *user, const char *line) {
   (void)user;
   const size_t n = strlen(lines);
@@ -497,7 +525,7 @@ static void codecs_keep_the_time(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
-      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
+      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(kept_or_read), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
       cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }
