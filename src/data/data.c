@@ -54,11 +54,11 @@ static int32_t check_config(const kr_data_config *c) {
   KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative", c->level_float_db);
   KR_CHECK(c->silence_s >= 0 && c->silence_s < 60 && c->reverb_early_s >= 0 && c->reverb_early_s < 10, KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
   KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) && is_share(c->gain_proportion) && is_share(c->speed_proportion) &&
-               is_share(c->band_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
+               is_share(c->band_proportion) && is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
            KRAIT_ERR_ARGUMENT, "a proportion must lie between 0 and 1");
   KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks, KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);
   KR_CHECK(c->repeats >= 1 && c->most_noises >= 1 && c->most_noises <= 16, KRAIT_ERR_ARGUMENT, "repeats must be 1 or more, most_noises 1 to 16");
-  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0, KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
+  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0 || c->babble_proportion + c->colour_proportion >= 1, KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
   KR_CHECK(c->rir || c->reverb_proportion == 0, KRAIT_ERR_ARGUMENT, "reverb_proportion %g needs rir: a folder or list of room responses", c->reverb_proportion);
   return KRAIT_OK;
 }

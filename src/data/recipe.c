@@ -303,6 +303,9 @@ static int32_t take_mixing(const kr_recipe *r, int split, kr_data_config *c) {
 
 static int32_t take_augmentation(const kr_recipe *r, kr_data_config *c) {
   KR_TRY(take_int(r, "train_noise", "most_noises", &c->most_noises, 1, 16));
+  KR_TRY(take_share(r, "augment", "babble", &c->babble_proportion, 1));
+  KR_TRY(take_share(r, "augment", "colours", &c->colour_proportion, 1));
+  KR_TRY(take_share(r, "augment", "curves", &c->curve_proportion, 1));
   KR_TRY(take_share(r, "augment", "gain", &c->gain_proportion, 1));
   KR_TRY(take_share(r, "augment", "speed", &c->speed_proportion, 1));
   KR_TRY(take_share(r, "augment", "bands", &c->band_proportion, 1));

@@ -139,7 +139,7 @@ static uint64_t hash_steps(kr_data_config c, int64_t from, int64_t n_steps, int 
 static void same_bits_for_any_threads_ranks_and_start(void **state) {
   (void)state;
   kr_data_config c = config();
-  c.most_noises = 3, c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
+  c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3, c.curve_proportion = c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
   const uint64_t one = hash_steps(c, 0, 9, 1, 1);
   assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
   assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
@@ -283,6 +283,35 @@ static void validation_by_the_formulas(void **state) {
   free(s);
   free(v);
   kr_data_close(&data);
+}
+
+/* Noise that is made up: its ratio is still the drawn one; colours tilt, babble is speech. */
+static void made_up_noises(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 3; kind++) {
+    kr_data_config c = config();
+    if (kind == 0) c.babble_proportion = 1, c.noise = NULL;
+    if (kind == 1) c.colour_proportion = 1;
+    if (kind == 2) c.curve_proportion = 1;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+    double low = 1e9, high = -1e9;
+    for (int64_t i = 0; i < kr_data_n_items(data); i++) {
+      int64_t own;
+      double slope = 0, power = 0;
+      assert_int_equal(kr_data_item(data, 1, i, noisy, clean, &own), KRAIT_OK);
+      for (int64_t k = 0; k < n; k++) noisy[k] -= clean[k];
+      assert_float_equal(db(kr_rms(clean, n) / kr_rms(noisy, n)), kr_data_item_snr_db(data, 1, i), 0.05);
+      for (int64_t k = 1; k < n; k++) slope += pow(noisy[k] - noisy[k - 1], 2), power += pow(noisy[k], 2);
+      low = fmin(low, slope / power), high = fmax(high, slope / power); /* 2 for white noise, less for low, more for high sounds */
+    }
+    if (kind == 1) assert_true(low < 0.5 && high > 1);
+    if (kind == 0) assert_true(high < 1.5); /* the voices are tones of 200 to 700 Hz and some noise */
+    free(noisy);
+    free(clean);
+    kr_data_close(&data);
+  }
 }
 
 /* A room that only delays: what is heard comes 100 samples late, the target does not; with early parts it does, too. */
@@ -525,7 +554,7 @@ static void codecs_keep_the_time(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
-      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(kept_or_read), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
+      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(made_up_noises), cmocka_unit_test(pairs), cmocka_unit_test(kept_or_read), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
       cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }
