@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,7 @@
 #include "progress.h"
 #include "say.h"
 
-enum { MOST_RATIOS = 32, N_MEASURES = 9 };
+enum { MOST_RATIOS = 32, N_MEASURES = 9, MOST_NOTES = 1000 };
 
 static const struct {
   const char *name, *title;
@@ -76,6 +77,9 @@ typedef struct evaluation {
   int n_pieces, n_failed, n_untold;
   kr_progress progress;
   double audio_s;
+  char *notes[MOST_NOTES];
+  int n_notes;
+  pthread_mutex_t notes_lock;
 } evaluation;
 
 /* ---- what is compared ---- */
@@ -155,12 +159,22 @@ static char *setting(const char *name, const char *value) {
   return whole;
 }
 
-static void report_line(void *user, const char *line) {
-  (void)user;
-  kr_progress_end();
-  fprintf(kr_err(), "krait evaluate: ");
-  kr_print_clean(kr_err(), line);
-  fprintf(kr_err(), "\n");
+/* Bad recordings are told when the results are, once for all ratios. */
+static void keep_line(void *user, const char *line) {
+  evaluation *e = user;
+  pthread_mutex_lock(&e->notes_lock);
+  int is_new = e->n_notes < MOST_NOTES;
+  for (int i = 0; is_new && i < e->n_notes; i++) is_new = strcmp(e->notes[i], line) != 0;
+  if (is_new && (e->notes[e->n_notes] = strdup(line))) e->n_notes++;
+  pthread_mutex_unlock(&e->notes_lock);
+}
+
+static void print_notes(const evaluation *e) {
+  for (int i = 0; i < e->n_notes; i++) {
+    fprintf(kr_err(), "krait evaluate: ");
+    kr_print_clean(kr_err(), e->notes[i]);
+    fprintf(kr_err(), "\n");
+  }
 }
 
 static int open_ratio(evaluation *e, const char *clean, int which) {
@@ -181,7 +195,7 @@ static int open_ratio(evaluation *e, const char *clean, int which) {
   list[n++] = strdup(repeats);
   int missing = 0;
   for (int i = 0; i < n; i++) missing |= !list[i];
-  const int32_t status = missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", report_line, NULL, &e->data[which]);
+  const int32_t status = missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
   for (int i = 0; i < n; i++) free(list[i]);
   if (missing) return no_memory();
   return status < 0 ? kr_report("evaluate", status) + 1 : -1;
@@ -344,12 +358,15 @@ static int write_csv(const evaluation *e) {
 /* ---- all of it ---- */
 static int compare_all(evaluation *e, int n_jobs) {
   const kr_crew_work work = {.n_pieces = e->n_pieces, .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces, .user = e, .work = evaluate_one, .tell = tell};
+  for (int i = 0; i < e->n_pieces; i++)
+    if (!e->pieces[i].name) return no_memory();
   e->audio_s = e->n_pieces;
   kr_progress_begin(&e->progress, "evaluate", &e->audio_s);
   if (kr_crew_run(&work) != 0) return no_memory();
   kr_progress_end();
   int failed = e->n_failed > 0;
   if (e->n_failed == e->n_pieces) return 1;
+  print_notes(e);
   if (e->s->as_json) failed |= print_json(e);
   else print_table(e);
   if (e->s->csv) failed |= write_csv(e);
@@ -375,6 +392,7 @@ static int with_model(evaluation *e) {
 static void release(evaluation *e) {
   for (int i = 0; i < e->n_pieces; i++) free(e->pieces[i].name), free(e->pieces[i].error);
   free(e->pieces);
+  for (int i = 0; i < e->n_notes; i++) free(e->notes[i]);
   for (int i = 0; i < e->n_ratios; i++) krait_data_close(&e->data[i]);
   kr_pairs_free(&e->clean);
   kr_pairs_free(&e->other);
@@ -423,7 +441,8 @@ int cmd_evaluate(int argc, char **argv) {
   if (exit_status >= 0) return exit_status;
   kr_hush_libraries();
   kr_catch_signals(verb.name);
-  evaluation e = {.s = &s};
+  static evaluation e = {.notes_lock = PTHREAD_MUTEX_INITIALIZER};
+  e.s = &s;
   exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);
   if (exit_status < 0) exit_status = with_model(&e);
   release(&e);

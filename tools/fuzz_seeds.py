@@ -128,6 +128,7 @@ SEEDS = {
     "ptx": [PTX],
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),
+    "recipe": [s + b"\n" + (ROOT / "src/data/recipes/train.yaml").read_bytes() for s in (b"+model=primeknet_gru_masking", b"+dset=taps", b"train_noise.snr_range=[1,2]", b"+a={b: [1]}")],
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],
     "tokenizer": tokenizers(),
     "tar_file": list(tars()),

@@ -70,6 +70,29 @@ int32_t kr_augment_band(float *x, int64_t n, double hz) {
   return KRAIT_OK;
 }
 
+enum { N_KNOTS = 7 };
+typedef struct colour {
+  double knots_db[N_KNOTS], tilt_db, bin_hz;
+} colour;
+
+static double colour_gain(const void *user, int64_t bin) {
+  const colour *c = user;
+  const double hz = fmax((double)bin * c->bin_hz, 30), at = log2(hz / 30) / log2(HZ / 2 / 30.0) * (N_KNOTS - 1);
+  const int i = at >= N_KNOTS - 1 ? N_KNOTS - 2 : (int)at;
+  const double share = at - i, smooth = share * share * (3 - 2 * share);
+  return pow(10, (c->knots_db[i] * (1 - smooth) + c->knots_db[i + 1] * smooth + c->tilt_db * log2(fmax(hz, 60) / 1000)) / 20);
+}
+
+int32_t kr_augment_curve(kr_random *random, float *x, int64_t n, double spread_db, double tilt_db) {
+  kr_convolver *convolver = NULL;
+  KR_TRY(kr_convolver_open(kr_power_of_two(n + 1024), &convolver));
+  colour c = {.tilt_db = tilt_db, .bin_hz = (double)HZ / (double)kr_convolver_size(convolver)};
+  for (int i = 0; i < N_KNOTS; i++) c.knots_db[i] = spread_db * kr_random_normal(random);
+  memcpy(x, kr_convolver_filter(convolver, x, n, colour_gain, &c), (size_t)n * sizeof *x);
+  kr_convolver_close(&convolver);
+  return KRAIT_OK;
+}
+
 void kr_augment_clip(float *x, int64_t n, double share) {
   const float most = (float)(kr_peak(x, n) * share);
   for (int64_t i = 0; i < n; i++) x[i] = fminf(fmaxf(x[i], -most), most);

@@ -42,16 +42,6 @@ struct kr_data {
   double waited_s;
 };
 
-void kr_data_defaults(kr_data_config *c) {
-  *c = (kr_data_config){.seed = 2039, .segment = 64000, .stride = 32000, .shift = 32000, .shuffle = 1, .repeats = 1, .silence_s = 0.2, .snr_low_db = -15, .snr_high_db = 20,
-                        .noise_proportion = -1, .part_level_db = -25, .level_db = -25, .level_float_db = 10, .most_noises = 1, .batch = 4, .n_ranks = 1};
-}
-
-void kr_data_for_validation(kr_data_config *c) {
-  c->segment = 0, c->deterministic = 1, c->shuffle = 0, c->snr_low_db = -15, c->snr_high_db = 10, c->level_float_db = 0, c->batch = 1, c->rank = 0, c->n_ranks = 1, c->most_noises = 1;
-  c->gain_proportion = c->speed_proportion = c->band_proportion = c->clip_proportion = c->codec_proportion = 0;
-}
-
 /* ---- open ---- */
 static int is_share(double v) { return v >= 0 && v <= 1; }
 
@@ -64,11 +54,11 @@ static int32_t check_config(const kr_data_config *c) {
   KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative", c->level_float_db);
   KR_CHECK(c->silence_s >= 0 && c->silence_s < 60 && c->reverb_early_s >= 0 && c->reverb_early_s < 10, KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
   KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) && is_share(c->gain_proportion) && is_share(c->speed_proportion) &&
-               is_share(c->band_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
+               is_share(c->band_proportion) && is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
            KRAIT_ERR_ARGUMENT, "a proportion must lie between 0 and 1");
   KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks, KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);
   KR_CHECK(c->repeats >= 1 && c->most_noises >= 1 && c->most_noises <= 16, KRAIT_ERR_ARGUMENT, "repeats must be 1 or more, most_noises 1 to 16");
-  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0, KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
+  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0 || c->babble_proportion + c->colour_proportion >= 1, KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
   KR_CHECK(c->rir || c->reverb_proportion == 0, KRAIT_ERR_ARGUMENT, "reverb_proportion %g needs rir: a folder or list of room responses", c->reverb_proportion);
   return KRAIT_OK;
 }

@@ -44,6 +44,9 @@ typedef struct kr_data_config {
 
   /* ---- more augmentation, each a share of the items from 0 (all defaults) to 1; none in deterministic mode ---- */
   int32_t most_noises;             /* up to so many noises at once, each its own file; 1 */
+  double babble_proportion;        /* noise made of 3 to 8 other voices of the speech instead of recorded noise */
+  double colour_proportion;        /* steady noise of a random colour instead of recorded noise */
+  double curve_proportion;         /* recorded noise, and apart from it speech on both sides, through a random smooth equaliser */
   double gain_proportion;          /* slow swells of the noise, up to +-6 dB */
   double speed_proportion;         /* speech faster or slower by up to 10 % */
   double band_proportion;          /* both through a low-pass at 3.4 to 7.5 kHz */

@@ -13,7 +13,7 @@
 #include "status.h"
 
 enum { HZ = KR_RECORDINGS_HZ, MOST_TRIES = 64 };
-enum { FOR_SHIFT, FOR_NOISE, FOR_SNR, FOR_ROOM, FOR_LEVEL, FOR_GAIN, FOR_SPEED, FOR_BAND, FOR_CLIP, FOR_CODEC, FOR_ANOTHER };
+enum { FOR_SHIFT, FOR_NOISE, FOR_SNR, FOR_ROOM, FOR_LEVEL, FOR_GAIN, FOR_SPEED, FOR_BAND, FOR_CLIP, FOR_CODEC, FOR_ANOTHER, FOR_CURVE, FOR_KIND };
 static const double FULL = 0.999, BELOW_FULL = 0.99 - 1e-6;
 
 typedef struct draw {
@@ -82,13 +82,22 @@ static int32_t read_piece(const draw *d, int64_t index, float *heard, float *cle
   return KRAIT_OK;
 }
 
+/* The same equaliser on both sides. */
+static int32_t equalise(const draw *d, float *heard, float *clean, int64_t n) {
+  kr_random r = stream(d, FOR_CURVE + 1000), again;
+  if (d->config->deterministic || !kr_random_chance(&r, d->config->curve_proportion)) return KRAIT_OK;
+  again = r;
+  KR_TRY(kr_augment_curve(&r, heard, n, 2.5, 0));
+  return kr_augment_curve(&again, clean, n, 2.5, 0);
+}
+
 /* A bad file's pieces are replaced by others. */
 static int32_t read_some_piece(const draw *d, float *heard, float *clean, int64_t *n) {
   kr_random r = stream(d, FOR_ANOTHER);
   int64_t index = (int64_t)d->index;
   for (int tries = 0;; tries++) {
     const int32_t status = read_piece(d, index, heard, clean, n);
-    if (status >= 0 || status == KRAIT_ERR_NO_MEMORY || tries == MOST_TRIES) return status;
+    if (status >= 0 || status == KRAIT_ERR_NO_MEMORY || tries == MOST_TRIES || d->source->n_pieces == 1) return status;
     index = kr_random_whole(&r, 0, d->source->n_pieces - 1);
   }
 }
@@ -150,12 +159,42 @@ static int32_t noise_at_random(const draw *d, kr_random *r, float *out, int64_t 
   return KRAIT_OK;
 }
 
+/* 3 to 8 voices, each from a random place of a random recording on, as loud as each other within a few decibels. */
+static int32_t babble(const draw *d, kr_random *r, float *out, float *scratch, int64_t n) {
+  memset(out, 0, (size_t)n * sizeof *out);
+  for (int64_t left = kr_random_whole(r, 3, 8); left > 0; left--) {
+    stretch voice;
+    KR_TRY(draw_stretch(d->source->speech, r, &voice));
+    const int64_t start = kr_random_whole(r, 0, voice.length - 1), n_end = voice.length - start < n ? voice.length - start : n;
+    KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, start, n, scratch));
+    if (n_end < n) KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, 0, n - n_end, scratch + n_end)); /* and on from its start */
+    kr_set_level(scratch, n, -25 + 4 * kr_random_normal(r));
+    for (int64_t i = 0; i < n; i++) out[i] += scratch[i];
+  }
+  return KRAIT_OK;
+}
+
+static int32_t coloured(kr_random *r, float *out, int64_t n) {
+  for (int64_t i = 0; i < n; i++) out[i] = (float)(0.1 * kr_random_normal(r));
+  return kr_augment_curve(r, out, n, 5, kr_random_between(r, -12, 2));
+}
+
+static int32_t one_noise(const draw *d, kr_random *r, float *out, float *scratch, int64_t n) {
+  const kr_data_config *c = d->config;
+  kr_random kind = stream(d, FOR_KIND), curve = stream(d, FOR_CURVE);
+  const double at = kr_random_unit(&kind);
+  if (at < c->babble_proportion) return babble(d, r, out, scratch, n);
+  if (at < c->babble_proportion + c->colour_proportion) return coloured(r, out, n);
+  KR_TRY(noise_at_random(d, r, out, n));
+  return kr_random_chance(&curve, c->curve_proportion) ? kr_augment_curve(&curve, out, n, 5, kr_random_between(&curve, -3, 1)) : KRAIT_OK;
+}
+
 /* One noise, or several at once, within 5 dB of each other. */
 static int32_t make_noise(const draw *d, float *out, float *scratch, int64_t n) {
   if (d->config->deterministic) return noise_by_index(d, out, n);
   kr_random r = stream(d, FOR_NOISE);
-  KR_TRY(noise_at_random(d, &r, out, n));
-  const int64_t more = d->config->most_noises > 1 ? kr_random_whole(&r, 0, d->config->most_noises - 1) : 0;
+  KR_TRY(one_noise(d, &r, out, scratch, n));
+  const int64_t more = d->config->most_noises > 1 && d->source->noise ? kr_random_whole(&r, 0, d->config->most_noises - 1) : 0;
   for (int64_t k = 0; k < more; k++) {
     KR_TRY(noise_at_random(d, &r, scratch, n));
     const double gain = kr_snr_gain(out, scratch, n, kr_random_between(&r, -5, 5));
@@ -192,7 +231,8 @@ static int32_t put_into_room(const draw *d, float *heard, float *clean, int64_t 
 /* ---- levels ---- */
 static int has_noise(const draw *d) {
   kr_random r = stream(d, FOR_NOISE + 1000);
-  return d->source->noise && kr_random_chance(&r, d->config->noise_proportion);
+  const int is_made_up = d->config->babble_proportion + d->config->colour_proportion >= 1;
+  return (d->source->noise || is_made_up) && kr_random_chance(&r, d->config->noise_proportion);
 }
 
 /* Each part to one level, the noise below the speech by the ratio, all into heard. */
@@ -248,6 +288,7 @@ static int32_t encode(const draw *d, float *heard, int64_t n) {
 int32_t kr_item_make(const kr_item_source *source, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n) {
   const draw d = draw_for(source, epoch, index);
   KR_TRY(read_some_piece(&d, noisy, clean, n));
+  KR_TRY(equalise(&d, noisy, clean, *n));
   KR_TRY(put_into_room(&d, noisy, clean, *n));
   KR_TRY(mix(&d, noisy, clean, *n));
   KR_TRY(spoil(&d, noisy, clean, *n));

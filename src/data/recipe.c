@@ -62,6 +62,7 @@ static int32_t read_yaml(const char *path, json_t **tree) {
   KR_TRY(status);
   if (json_is_object(*tree)) return KRAIT_OK;
   json_decref(*tree);
+  *tree = NULL;
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a configuration (name: value lines are expected)", path);
 }
 
@@ -74,13 +75,27 @@ static int is_without_meaning(const char *key) {
   return 0;
 }
 
+static void list_names(json_t *section, char *text, size_t bytes) {
+  const char *key;
+  json_t *value;
+  size_t n = 0;
+  text[0] = 0;
+  json_object_foreach(section, key, value) if (n < bytes) n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", " : "", key);
+}
+
+static int32_t refuse_name(json_t *section, const char *key, const char *label) {
+  char known[1024];
+  list_names(section, known, sizeof known);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is not known there, but %s", label, key, known);
+}
+
 /* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the model's section. */
 static int32_t merge(json_t *into, json_t *from, const char *label) {
   const char *key;
   json_t *value;
   json_object_foreach(from, key, value) {
     json_t *old = json_object_get(into, key);
-    KR_CHECK(old || !label || strcmp(key, "model") == 0 || is_without_meaning(key), KRAIT_ERR_ARGUMENT, "%s: '%s' is not known; krait train --show lists the names", label, key);
+    if (!old && label && strcmp(key, "model") != 0 && !is_without_meaning(key)) return refuse_name(into, key, label);
     if (json_is_object(old) && json_is_object(value)) KR_TRY(merge(old, value, strcmp(key, "model") == 0 ? NULL : label));
     else if (json_object_set(into, key, value) != 0) return no_memory();
   }
@@ -288,6 +303,9 @@ static int32_t take_mixing(const kr_recipe *r, int split, kr_data_config *c) {
 
 static int32_t take_augmentation(const kr_recipe *r, kr_data_config *c) {
   KR_TRY(take_int(r, "train_noise", "most_noises", &c->most_noises, 1, 16));
+  KR_TRY(take_share(r, "augment", "babble", &c->babble_proportion, 1));
+  KR_TRY(take_share(r, "augment", "colours", &c->colour_proportion, 1));
+  KR_TRY(take_share(r, "augment", "curves", &c->curve_proportion, 1));
   KR_TRY(take_share(r, "augment", "gain", &c->gain_proportion, 1));
   KR_TRY(take_share(r, "augment", "speed", &c->speed_proportion, 1));
   KR_TRY(take_share(r, "augment", "bands", &c->band_proportion, 1));
@@ -312,3 +330,25 @@ int32_t kr_recipe_data(const kr_recipe *r, int split, kr_data_config *c) {
   if (split == KR_RECIPE_TRAIN) return take_augmentation(r, c);
   return split == KR_RECIPE_TEST ? take_int(r, "dset", "test_augment_numb", &c->repeats, 1, 1000) : KRAIT_OK;
 }
+
+#ifdef KR_FUZZ
+/* The first line is a setting, the rest a section's file. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  char setting[256];
+  const uint8_t *end = memchr(data, '\n', size);
+  const size_t n = end ? (size_t)(end - data) : size;
+  snprintf(setting, sizeof setting, "%.*s", (int)(n < 255 ? n : 255), (const char *)data);
+  kr_recipe *r = NULL;
+  kr_data_config config;
+  json_t *tree = NULL;
+  if (kr_recipe_open(NULL, NULL, 0, &r) == KRAIT_OK && end && kr_yaml_read((const char *)end + 1, size - n - 1, "the file", &tree) == KRAIT_OK) {
+    if (json_is_object(tree)) merge(r->values, tree, "the file");
+    json_decref(tree);
+  }
+  if (r) apply(r, setting);
+  for (int split = 0; r && split < 3; split++) kr_recipe_data(r, split, &config);
+  kr_recipe_close(&r);
+  return 0;
+}
+#endif

@@ -32,7 +32,8 @@ typedef struct recording {
   int32_t state;        /* under the lock */
   int64_t n_samples;
   int32_t n_channels;
-  int16_t *kept;        /* all of channel 0, where 16 bits hold it exactly and there is room; under the lock until set, then constant */
+  int16_t *kept;        /* all of channel 0 while there is room: where 16 bits hold it exactly, */
+  float *kept_wide;     /* and where they do not; under the lock until set, then constant */
 } recording;
 
 struct kr_recordings {
@@ -170,7 +171,7 @@ int32_t kr_recordings_open(const char *source, const char *dir, const char *what
 void kr_recordings_close(kr_recordings **recordings) {
   kr_recordings *r = *recordings;
   if (!r) return;
-  for (int64_t i = 0; i < r->n; i++) kr_free(r->items[i].kept);
+  for (int64_t i = 0; i < r->n; i++) kr_free(r->items[i].kept), kr_free(r->items[i].kept_wide);
   kr_free(r->items);
   kr_free(r->by_base);
   kr_weights_close(&r->weights);
@@ -242,7 +243,7 @@ static int32_t read_header(recording *item, int64_t *n_samples, int32_t *n_chann
 int32_t kr_recordings_probe(kr_recordings *r, int64_t i, int64_t *n_samples, int32_t *n_channels) {
   recording *item = &r->items[i];
   const int32_t state = state_of(r, item);
-  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s was left out before", item->path);
+  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s cannot be used and was left out before", item->path);
   if (state == UNKNOWN) {
     int64_t found = 0;
     int32_t channels = 1;
@@ -280,7 +281,7 @@ static int32_t read_file(const recording *item, int32_t channel, int64_t from, i
   return status;
 }
 
-/* All of its first channel once: is it sound? Into memory where there is room and nothing is lost. */
+/* All of its first channel once: is it sound? Into memory where there is room; what is read from there has the same bits as from the file. */
 static int32_t read_all(kr_recordings *r, recording *item) {
   float *all = kr_alloc_array((size_t)item->n_samples, sizeof *all);
   int16_t *kept = kr_alloc_array((size_t)item->n_samples, sizeof *kept);
@@ -296,13 +297,17 @@ static int32_t read_all(kr_recordings *r, recording *item) {
     is_exact = scaled >= -32768 && scaled <= 32767 && scaled == floorf(scaled);
     if (is_exact) kept[i] = (int16_t)scaled;
   }
-  kr_free(all);
-  if (status < 0) return kr_free(kept), mark_bad(r, item, status);
+  if (status < 0) return kr_free(all), kr_free(kept), mark_bad(r, item, status);
   pthread_mutex_lock(&r->lock);
   if (item->state != BAD) item->state = GOOD;
-  const int64_t bytes = item->n_samples * (int64_t)sizeof *kept;
-  if (is_exact && !item->kept && r->kept_bytes + bytes <= KEPT_BYTES) item->kept = kept, r->kept_bytes += bytes, kept = NULL;
+  const int64_t bytes = item->n_samples * (int64_t)(is_exact ? sizeof *kept : sizeof *all);
+  if (!item->tensor && !item->kept && !item->kept_wide && r->kept_bytes + bytes <= KEPT_BYTES) {
+    r->kept_bytes += bytes;
+    if (is_exact) item->kept = kept, kept = NULL;
+    else item->kept_wide = all, all = NULL;
+  }
   pthread_mutex_unlock(&r->lock);
+  kr_free(all);
   kr_free(kept);
   return KRAIT_OK;
 }
@@ -322,7 +327,9 @@ int32_t kr_recordings_read(kr_recordings *r, int64_t i, int32_t channel, int64_t
   if (inside == 0) return KRAIT_OK;
   pthread_mutex_lock(&r->lock);
   const int16_t *kept = channel == 0 ? item->kept : NULL;
+  const float *kept_wide = channel == 0 ? item->kept_wide : NULL;
   pthread_mutex_unlock(&r->lock);
+  if (kept_wide) return memcpy(samples, kept_wide + from, (size_t)inside * sizeof *samples), KRAIT_OK;
   for (int64_t k = 0; kept && k < inside; k++) samples[k] = (float)kept[from + k] / 32768;
   if (kept) return KRAIT_OK;
   if (item->tensor) return read_tensor(item->tensor, from, inside, samples), KRAIT_OK;

@@ -11,6 +11,8 @@
 #include "data.h"
 #include "mix.h"
 #include "random.h"
+#include "recordings.h"
+#include "safetensors.h"
 #include "status.h"
 
 enum { HZ = 16000, N_SPEECH = 6, N_NOISE = 4 };
@@ -137,7 +139,7 @@ static uint64_t hash_steps(kr_data_config c, int64_t from, int64_t n_steps, int 
 static void same_bits_for_any_threads_ranks_and_start(void **state) {
   (void)state;
   kr_data_config c = config();
-  c.most_noises = 3, c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
+  c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3, c.curve_proportion = c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
   const uint64_t one = hash_steps(c, 0, 9, 1, 1);
   assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
   assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
@@ -283,6 +285,35 @@ static void validation_by_the_formulas(void **state) {
   kr_data_close(&data);
 }
 
+/* Noise that is made up: its ratio is still the drawn one; colours tilt, babble is speech. */
+static void made_up_noises(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 3; kind++) {
+    kr_data_config c = config();
+    if (kind == 0) c.babble_proportion = 1, c.noise = NULL;
+    if (kind == 1) c.colour_proportion = 1;
+    if (kind == 2) c.curve_proportion = 1;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+    double low = 1e9, high = -1e9;
+    for (int64_t i = 0; i < kr_data_n_items(data); i++) {
+      int64_t own;
+      double slope = 0, power = 0;
+      assert_int_equal(kr_data_item(data, 1, i, noisy, clean, &own), KRAIT_OK);
+      for (int64_t k = 0; k < n; k++) noisy[k] -= clean[k];
+      assert_float_equal(db(kr_rms(clean, n) / kr_rms(noisy, n)), kr_data_item_snr_db(data, 1, i), 0.05);
+      for (int64_t k = 1; k < n; k++) slope += pow(noisy[k] - noisy[k - 1], 2), power += pow(noisy[k], 2);
+      low = fmin(low, slope / power), high = fmax(high, slope / power); /* 2 for white noise, less for low, more for high sounds */
+    }
+    if (kind == 1) assert_true(low < 0.5 && high > 1);
+    if (kind == 0) assert_true(high < 1.5); /* the voices are tones of 200 to 700 Hz and some noise */
+    free(noisy);
+    free(clean);
+    kr_data_close(&data);
+  }
+}
+
 /* A room that only delays: what is heard comes 100 samples late, the target does not; with early parts it does, too. */
 static void rooms(void **state) {
   (void)state;
@@ -338,6 +369,33 @@ static void pairs(void **state) {
   }
 }
 
+/* What is kept in memory has the same bits as what a file gives: a 48 kHz recording and a second channel, read whole, in parts and again. */
+static void kept_or_read(void **state) {
+  (void)state;
+  enum { N = 6000 };
+  static float whole[80000], part[N];
+  kr_recordings *first = NULL, *again = NULL;
+  int64_t n;
+  int32_t n_channels;
+  snprintf(noise_path, sizeof noise_path, "%s/noise", folder);
+  snprintf(speech_path, sizeof speech_path, "%s/speech/s2.wav", folder);
+  const char *const sources[] = {speech_path, noise_path};
+  for (int k = 0; k < 2; k++)
+    for (int32_t channel = 0; channel <= k; channel++) {
+      assert_int_equal(kr_recordings_open(sources[k], NULL, "sound", NULL, NULL, &first), KRAIT_OK);
+      assert_int_equal(kr_recordings_open(sources[k], NULL, "sound", NULL, NULL, &again), KRAIT_OK);
+      assert_int_equal(kr_recordings_probe(first, k, &n, &n_channels), KRAIT_OK);
+      assert_true(n_channels == 1 + k && n > 2 * N && n <= 80000);
+      assert_int_equal(kr_recordings_read(first, k, channel, 0, n, whole), KRAIT_OK);
+      for (int64_t from = 0; from < n + N; from += 4999) {
+        assert_int_equal(kr_recordings_read(from % 2 ? first : again, k, channel, from, N, part), KRAIT_OK);
+        for (int64_t i = 0; i < N; i++) assert_true(part[i] == (from + i < n ? whole[from + i] : 0));
+      }
+      kr_recordings_close(&first);
+      kr_recordings_close(&again);
+    }
+}
+
 static void note_line(void *user, const char *line) {
   (void)user;
   const size_t n = strlen(lines);
@@ -348,6 +406,47 @@ static int count_lines_with(const char *text) {
   int n = 0;
   for (const char *at = lines; (at = strstr(at, text)); at++) n++;
   return n;
+}
+
+/* Tensors of a file as recordings: by prefix, of each type, paired by name; the same samples as from files. */
+static void safetensors_sources(void **state) {
+  (void)state;
+  enum { N = 40000 };
+  static int16_t whole[N], silent[N];
+  static float real[N], read[N];
+  static double wide[N];
+  read_wav("pair/clean/a.wav", 1, read, N);
+  for (int i = 0; i < N; i++) whole[i] = (int16_t)lrintf(read[i] * 32768), real[i] = read[i] * 0.5f;
+  const kr_weight items[] = {{"clean/a", KRAIT_I16, 1, {N}, whole, sizeof whole}, {"noisy/a", KRAIT_F32, 1, {N}, real, sizeof real}, {"noisy/other", KRAIT_F32, 1, {N}, real, sizeof real},
+                             {"clean/silent", KRAIT_I16, 1, {N}, silent, sizeof silent}, {"clean/wide", KRAIT_F64, 1, {N}, wide, sizeof wide}, {"clean/plane", KRAIT_I16, 2, {2, N / 2}, whole, sizeof whole}};
+  char path[128], clean_source[160], noisy_source[160];
+  snprintf(path, sizeof path, "%s/set.safetensors", folder);
+  snprintf(clean_source, sizeof clean_source, "%s:clean/", path);
+  snprintf(noisy_source, sizeof noisy_source, "%s:noisy/", path);
+  assert_int_equal(kr_safetensors_write(path, items, sizeof items / sizeof *items, NULL, 0), KRAIT_OK);
+  kr_data_config c = config();
+  c.speech = clean_source, c.noisy = noisy_source, c.noise = NULL, c.segment = 0, c.level_float_db = 0, c.report = note_line;
+  lines[0] = 0;
+  kr_data *data = open_data(&c);
+  assert_int_equal(kr_data_n_items(data), 1); /* silent has no partner; float64 and two dimensions are no recordings */
+  assert_string_equal(kr_data_item_name(data, 0), "a");
+  int64_t own;
+  float *noisy = malloc(N * 4), *clean = malloc(N * 4);
+  assert_int_equal(kr_data_item(data, 0, 0, noisy, clean, &own), KRAIT_OK);
+  assert_int_equal(own, N);
+  for (int i = 0; i < N; i++) assert_float_equal(clean[i], 2 * noisy[i], 1e-6);
+  assert_float_equal(noisy[777] / kr_rms(noisy, N), real[777] / kr_rms(real, N), 1e-5);
+  kr_data_close(&data);
+  c.noisy = NULL, c.noise = noise_path;
+  data = open_data(&c);
+  assert_int_equal(kr_data_n_items(data), 2);
+  for (int i = 0; i < 2; i++) assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one's place is taken */
+  assert_int_equal(count_lines_with("clean/silent is silent"), 1);
+  kr_data_close(&data);
+  snprintf(clean_source, sizeof clean_source, "%s:nothing/", path);
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "nothing/"));
+  free(noisy);
+  free(clean);
 }
 
 static void bad_files_are_told_once_and_left_out(void **state) {
@@ -455,7 +554,7 @@ static void codecs_keep_the_time(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
-      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(bad_files_are_told_once_and_left_out),
+      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(made_up_noises), cmocka_unit_test(pairs), cmocka_unit_test(kept_or_read), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
       cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }

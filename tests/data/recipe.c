@@ -118,9 +118,16 @@ static void refusals(void **state) {
   assert_int_equal(write(fd, "trian_noise: 3\n", 15), 15);
   close(fd);
   kr_recipe *r = NULL;
-  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "'trian_noise' is not known"));
+  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
   assert_null(r);
   unlink(path);
+  char list[] = "/tmp/krait-recipe-XXXXXX.yaml";
+  const int other = mkstemps(list, 5);
+  assert_int_equal(write(other, "- a\n- b\n", 8), 8);
+  close(other);
+  assert_true(kr_recipe_open(list, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "is not a configuration"));
+  assert_null(r);
+  unlink(list);
 }
 
 int main(void) {
