@@ -71,7 +71,7 @@ static const char *public_version(doc *d, const char *version) {
 const kr_row *doc_torch_row(doc *d, int torch) { return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL; }
 
 /* Of a package that goes with one torch each. column: of [torch]. */
-static int companion_column(const char *package) {
+int doc_companion_column(const char *package) {
   return strcmp(package, "torchvision") == 0 ? 2 : strcmp(package, "torchaudio") == 0 ? 3 : strcmp(package, "triton") == 0 ? 4 : strcmp(package, "xformers") == 0 ? 7 : 0;
 }
 
@@ -107,7 +107,7 @@ static const char *torch_with(doc *d, int torch, const char *index) {
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
   for (int i = 0; i < 3; i++) {
-    const char *version = row->column[companion_column(names[i])];
+    const char *version = row->column[doc_companion_column(names[i])];
     const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
     if (!is_installed(d, names[i]) || !*version) continue;
     kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* of an older patch release pip finds what fits */
@@ -201,7 +201,7 @@ static const char *build(doc *d, const char *package, const char *version, int i
 static const char *release(doc *d, const char *package, const char *version, int not_this) {
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
   const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
-  int column = companion_column(package);
+  int column = doc_companion_column(package);
   if (*found && about && strcmp(about->column[7], "none") == 0) return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
   if (*found && (d->torch_number || doc_main_cc(d))) return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
   if (!column || !row || !*row->column[column]) return "";
@@ -295,12 +295,12 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 /* Both of a pair in releases that call each other rightly, or a package in the release for the torch that is there. */
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
   const kr_row *row = doc_package_row(d, package);
-  const char *ready = companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
+  const char *ready = doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
   if (*ready) return ready;
-  if (!pair && companion_column(package)) {
+  if (!pair && doc_companion_column(package)) {
     const kr_row *torch = doc_torch_row(d, 209);
     return !torch ? "" : kr_arena_print(d->arena, "pip install --force-reinstall torch==%s %s==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], package,
-                                        torch->column[companion_column(package)], doc_index_for(d, doc_main_cc(d)));
+                                        torch->column[doc_companion_column(package)], doc_index_for(d, doc_main_cc(d)));
   }
   if (!pair) return row && strcmp(source_of(row), "pypi") == 0 && !*row->column[3] ? build(d, package, "", 0) : "";
   const char *first = release_of(d, pair->column[0], "", doc_main_cc(d), 0), *second = release_of(d, pair->column[3], "", doc_main_cc(d), 0);

@@ -189,6 +189,7 @@ struct krait_report {
   kr_list findings;   /* doc_finding */
   kr_list unreadable; /* const char * */
   kr_list notes;      /* const char *: what is fine */
+  kr_list unjudged;   /* const char *: names of requirements that no table knows */
   kr_names said;      /* findings, by their words */
   kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries that are needed (loader.c) */
   kr_list needs;      /* doc_need */
@@ -301,6 +302,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
 const kr_row *doc_torch_row(doc *d, int torch);
+int doc_companion_column(const char *package); /* of [torch], where a package goes with one torch each; 0 */
 const kr_row *doc_package_row(const doc *d, const char *package);
 int doc_covers(const char *targets, int cc);
 const char *doc_torch_install(doc *d);

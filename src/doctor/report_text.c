@@ -244,6 +244,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
   if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
   if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
+  for (size_t i = 0; i < d->unjudged.n; i++) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.", DOC_TEXT(d->unjudged, i)), 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
