@@ -315,6 +315,7 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
+void doc_diagnose_named_torch(doc *d); /* after the log: what it says is known then */
 const kr_row *doc_optional_row(const doc *d, const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
