@@ -109,7 +109,7 @@ static const char *torch_with(doc *d, int torch, const char *index) {
   for (int i = 0; i < 3; i++) {
     const char *version = row->column[doc_companion_column(names[i])];
     const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
-    if (!is_installed(d, names[i]) || !*version) continue;
+    if ((!is_installed(d, names[i]) && !*doc_version_of(d, names[i])) || !*version) continue; /* here, or in the log */
     kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* of an older patch release pip finds what fits */
   }
   kr_text_print(&out, " --index-url https://download.pytorch.org/whl/%s", index);
@@ -211,6 +211,14 @@ static const char *release(doc *d, const char *package, const char *version, int
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s", package, row->column[column], index ? index : "cu128");
 }
 
+/* The release for the torch that is there, where the tables know it; else the same release again, which brings its torch. */
+static const char *wheels_only(doc *d, const char *package, const char *version) {
+  const kr_row *row;
+  for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
+    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number) return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
+  return kr_arena_print(d->arena, "pip install --force-reinstall %s%s%s", package, *version ? "==" : "", version);
+}
+
 /* For an extension that does not fit the torch that stays: a ready release of it, else its source, built here. */
 static const char *rebuild(doc *d, const char *package, const char *version) {
   const char *ready = release(d, package, public_version(d, version), 0), *built = build(d, package, public_version(d, version), 1);
@@ -219,7 +227,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
   if (*d->log.source && *package) return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .", d->log.source);
   if (*built) return built;
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
-  if (row && strcmp(source_of(row), "none") == 0) return kr_arena_print(d->arena, "pip install --force-reinstall %s", package); /* its metadata asks for the torch that it was built for */
+  if (row && strcmp(source_of(row), "none") == 0) return wheels_only(d, package, public_version(d, version)); /* its metadata asks for the torch that it was built for */
   return *package ? kr_arena_print(d->arena, "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .", package) : "";
 }
 
