@@ -394,6 +394,18 @@ def control_bytes_do_not_reach_the_terminal(doctor, folder):
     assert b"\x1b" not in out and b"\\x1b[31m\\x07" in out
 
 
+def control_bytes_do_not_reach_a_list(doctor, folder):
+    bad = "a\x1b]0;x\x07\x7f\r"
+    data = elf(fatbin=container(entry(2, 80, cubin(80, kernels=[bad, "_Z3" + bad[:3] + "v", "b\x9b1m"]))))
+    (folder / "x.so").write_bytes(data)
+    w = wheel(folder / "x-1.0-cp311-cp311-linux_x86_64.whl", {f"m/x{chr(0x9b)}.so": data}, name="x", version="1.0")
+    for args in (["--list", folder / "x.so"], ["--list", folder / "x.so", "--json"], ["--list", w], ["--list", w, "--json"], [w, "--gpu", "9.0", "--root", folder, "--json"], [w, "--gpu", "9.0", "--root", folder, "--issue"]):
+        out = doctor.run(*args).stdout
+        assert out and not [b for b in out.decode() if (ord(b) < 32 and b != "\n") or 127 <= ord(b) < 160], (args, out[:400])
+        if "--json" in args:
+            json.loads(out)
+
+
 def list_shows_images_and_kernels(doctor, folder):
     (folder / "x.so").write_bytes(elf(fatbin=container(80, "ptx90a")))
     out = doctor.run("--list", folder / "x.so").stdout.decode()
