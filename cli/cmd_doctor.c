@@ -125,7 +125,7 @@ int cmd_doctor(int argc, char **argv) {
       KR_SWITCH("no-color", 0, &args.no_color, "no colours"),
   };
   const kr_verb verb = {"doctor", "[PATH...]",
-                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .fatbin, "
+                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .tar.gz, .conda, .fatbin, "
                         ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
                         "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU unknown, 64 bad usage.",
                         options, KR_N(options), 0, -1};

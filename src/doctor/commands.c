@@ -71,7 +71,7 @@ static const char *public_version(doc *d, const char *version) {
 const kr_row *doc_torch_row(doc *d, int torch) { return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL; }
 
 /* Of a package that goes with one torch each. column: of [torch]. */
-static int companion_column(const char *package) {
+int doc_companion_column(const char *package) {
   return strcmp(package, "torchvision") == 0 ? 2 : strcmp(package, "torchaudio") == 0 ? 3 : strcmp(package, "triton") == 0 ? 4 : strcmp(package, "xformers") == 0 ? 7 : 0;
 }
 
@@ -107,9 +107,9 @@ static const char *torch_with(doc *d, int torch, const char *index) {
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
   for (int i = 0; i < 3; i++) {
-    const char *version = row->column[companion_column(names[i])];
+    const char *version = row->column[doc_companion_column(names[i])];
     const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
-    if (!is_installed(d, names[i]) || !*version) continue;
+    if ((!is_installed(d, names[i]) && !*doc_version_of(d, names[i])) || !*version) continue; /* here, or in the log */
     kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* of an older patch release pip finds what fits */
   }
   kr_text_print(&out, " --index-url https://download.pytorch.org/whl/%s", index);
@@ -201,7 +201,7 @@ static const char *build(doc *d, const char *package, const char *version, int i
 static const char *release(doc *d, const char *package, const char *version, int not_this) {
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
   const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
-  int column = companion_column(package);
+  int column = doc_companion_column(package);
   if (*found && about && strcmp(about->column[7], "none") == 0) return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
   if (*found && (d->torch_number || doc_main_cc(d))) return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
   if (!column || !row || !*row->column[column]) return "";
@@ -209,6 +209,14 @@ static const char *release(doc *d, const char *package, const char *version, int
   int is_first_patch = strcmp(public_version(d, d->torch), row->column[1]) != 0 && strspn(d->torch, "0123456789.") >= 5;
   if (is_first_patch) return kr_arena_print(d->arena, "pip install --force-reinstall %s torch==%s --index-url https://download.pytorch.org/whl/%s", package, public_version(d, d->torch), index ? index : "cu128");
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s", package, row->column[column], index ? index : "cu128");
+}
+
+/* The release for the torch that is there, where the tables know it; else the same release again, which brings its torch. */
+static const char *wheels_only(doc *d, const char *package, const char *version) {
+  const kr_row *row;
+  for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
+    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number) return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
+  return kr_arena_print(d->arena, "pip install --force-reinstall %s%s%s", package, *version ? "==" : "", version);
 }
 
 /* For an extension that does not fit the torch that stays: a ready release of it, else its source, built here. */
@@ -219,7 +227,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
   if (*d->log.source && *package) return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .", d->log.source);
   if (*built) return built;
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
-  if (row && strcmp(source_of(row), "none") == 0) return kr_arena_print(d->arena, "pip install --force-reinstall %s", package); /* its metadata asks for the torch that it was built for */
+  if (row && strcmp(source_of(row), "none") == 0) return wheels_only(d, package, public_version(d, version)); /* its metadata asks for the torch that it was built for */
   return *package ? kr_arena_print(d->arena, "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .", package) : "";
 }
 
@@ -295,12 +303,12 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 /* Both of a pair in releases that call each other rightly, or a package in the release for the torch that is there. */
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
   const kr_row *row = doc_package_row(d, package);
-  const char *ready = companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
+  const char *ready = doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
   if (*ready) return ready;
-  if (!pair && companion_column(package)) {
+  if (!pair && doc_companion_column(package)) {
     const kr_row *torch = doc_torch_row(d, 209);
     return !torch ? "" : kr_arena_print(d->arena, "pip install --force-reinstall torch==%s %s==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], package,
-                                        torch->column[companion_column(package)], doc_index_for(d, doc_main_cc(d)));
+                                        torch->column[doc_companion_column(package)], doc_index_for(d, doc_main_cc(d)));
   }
   if (!pair) return row && strcmp(source_of(row), "pypi") == 0 && !*row->column[3] ? build(d, package, "", 0) : "";
   const char *first = release_of(d, pair->column[0], "", doc_main_cc(d), 0), *second = release_of(d, pair->column[3], "", doc_main_cc(d), 0);

@@ -328,3 +328,21 @@ void doc_diagnose_images(doc *d) {
   d->judged_cc = 0;
   doc_judge_all(d);
 }
+
+/* A torch that was named, and is not here to be looked into: its index says for which GPUs it was built. */
+void doc_diagnose_named_torch(doc *d) {
+  const char *tag = strstr(d->torch, "+cu");
+  const int cc = doc_main_cc(d), driver = d->driver_number;
+  if (!tag || !cc || *d->torch_lib || d->n_pins || !d->torch_number) return;
+  for (size_t i = 0; i < d->findings.n; i++)
+    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) return;
+  d->driver_number = 0; /* D01 is about that */
+  const int is_known = doc_torch_index(d, d->torch_number, 0, tag + 1) != NULL, has_code = doc_torch_index(d, d->torch_number, cc, tag + 1) != NULL;
+  d->driver_number = driver;
+  if (!is_known || has_code) return;
+  doc_finding *f = doc_report(d, "K14", NULL, "torch", NULL);
+  if (!f) return;
+  f->from_log = d->log.given;
+  f->is_named = 1;
+  doc_evidence(d, f, "torch %s (from %s); wheels of %s for torch %s are built without %s", d->torch, d->torch_source, tag + 1, kr_print_torch(d->arena, d->torch_number), kr_print_cc(d->arena, cc));
+}

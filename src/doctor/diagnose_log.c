@@ -171,6 +171,11 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
   kr_list names = KR_LIST(const char *);
   put(keys, "major", major);
   if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library %w{x}", hit->line, &names) || doc_match(d, "%w{x}: cannot open", hit->line, &names)) put(keys, "lib", DOC_TEXT(names, 1));
+  if (kr_tables_is_tegra(d->tables, doc_main_cc(d))) { /* JetPack's cuDNN, and the torch that was built for it */
+    put(keys, "cudnn_install", doc_torch_install(d));
+    put(keys, "cudnn_path", "python3 -c 'import torch'");
+    return;
+  }
   put(keys, "cudnn_install", *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
   put(keys, "cudnn_path", "export LD_LIBRARY_PATH=$(python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0] + \"/lib\")'):$LD_LIBRARY_PATH");
 }
@@ -188,7 +193,7 @@ static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is_source) put(keys, "source_build", "source");
   if (strlen(number) == 3) put(keys, "bnb_cuda", kr_arena_print(d->arena, "%.2s.%s", number, number + 2));
   const char *release = doc_command(d, "release", "bitsandbytes", is_source ? "" : version, "");
-  put(keys, "bnb_install", *release ? release : "pip install --force-reinstall --no-deps bitsandbytes==0.45.5");
+  put(keys, "bnb_install", *release ? release : d->torch_number && d->torch_number < 204 ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5" : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which takes the nearest of its libraries, and asks for torch 2.4 */
 }
 
 static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
@@ -273,6 +278,7 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
     d->log.driver_cuda = found / 1000 * 10 + found / 10 % 10;
   }
   if (is(hit, "D06")) put(keys, "branch", "580");
+  if (is(hit, "D10") && d->log.is_wsl) put(keys, "wsl", "nothing of NVIDIA's driver is to be installed inside"), put(keys, "wsl_fix", "wsl --update && wsl --shutdown");
   if (is(hit, "W01") && *taken(hit, "tag")) {
     krait_wheel_name name = {.size = sizeof name};
     if (krait_wheel_name_parse(taken(hit, "tag"), &name) == KRAIT_OK) put(keys, "why", kr_arena_print(d->arena, "this Python, glibc or machine (it is for %s, %s)", name.python, name.platform));
@@ -368,6 +374,7 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     if (!strstr(hit->line, "Ampere")) *package = "";
   }
   if (is(hit, "K21") && cc < 80) return 0;
+  if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing was launched yet: D10 */
   if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
   if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14"))) *package = ""; /* torch also reports the launches of others */
   if ((is(hit, "K22") || is(hit, "K23")) && !is_someone(*package)) *package = "torch";
@@ -430,7 +437,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
   static const struct { const char *id, *by; } explained[] = {
       {"K01", "K01 K02 K03 K04 K05 K06 K07 K09 K10 K14 K20"}, {"S01", "S01 S02 D07"}, {"S02", "S02 S01 D07"}, {"S04", "S04"}, {"K08", "K08"}, {"K09", "K09"}, {"K14", "K14"}, {"K17", "K17"},
       {"L01", "L01 D07 P01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
-      {"K12", "K12"}, {"S05", "S05 L07"}, {"S06", "S06"}, {"D09", "D09"}, {"P02", "P01 P02 D07"}, {"L07", "L07"}};
+      {"K12", "K12"}, {"D10", "D01 D02 D03 D04 D05 D08 D09"}, {"S05", "S05 L07"}, {"S06", "S06"}, {"D09", "D09"}, {"P02", "P01 P02 D07"}, {"L07", "L07"}};
   hit_keys keys = {.n = 0};
   const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch" : is(hit, "L08") ? "bitsandbytes" : hit->rule->stage == KR_STAGE_DRIVER && !is(hit, "D01") ? "" : package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)

@@ -141,7 +141,7 @@ typedef struct doc_log {
   const char *source;  /* the folder that a library outside of site-packages was built in; "" */
   const char *owner;   /* the package of its last frame that is not torch's; "" */
   kr_list versions;    /* const char *: pairs package, version */
-  int is_windows, is_build, is_crash; /* crash: it holds an error */
+  int is_windows, is_wsl, is_build, is_crash; /* crash: it holds an error */
   int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
   int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
@@ -189,6 +189,7 @@ struct krait_report {
   kr_list findings;   /* doc_finding */
   kr_list unreadable; /* const char * */
   kr_list notes;      /* const char *: what is fine */
+  kr_list unjudged;   /* const char *: names of requirements that no table knows */
   kr_names said;      /* findings, by their words */
   kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries that are needed (loader.c) */
   kr_list needs;      /* doc_need */
@@ -301,6 +302,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
 const kr_row *doc_torch_row(doc *d, int torch);
+int doc_companion_column(const char *package); /* of [torch], where a package goes with one torch each; 0 */
 const kr_row *doc_package_row(const doc *d, const char *package);
 int doc_covers(const char *targets, int cc);
 const char *doc_torch_install(doc *d);
@@ -313,6 +315,7 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
+void doc_diagnose_named_torch(doc *d); /* after the log: what it says is known then */
 const kr_row *doc_optional_row(const doc *d, const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);

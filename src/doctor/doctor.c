@@ -61,7 +61,7 @@ static doc *new_report(void) {
              .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .nvcc = "",
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
              .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
-             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .builds = KR_LIST(doc_build), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
+             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .builds = KR_LIST(doc_build), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *), .unjudged = KR_LIST(const char *),
              .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *), .versions = KR_LIST(const char *), .site = "", .source = "", .owner = ""}};
   if (d->arena) return d;
   kr_free(d);
@@ -93,7 +93,7 @@ static void read_all_pins(doc *d) {
 
 static void diagnose(doc *d) {
   static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_archives, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
-                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_keep_causes, doc_rank};
+                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_diagnose_named_torch, doc_keep_causes, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 

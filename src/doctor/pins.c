@@ -17,7 +17,7 @@ typedef struct bound {
 typedef struct pin {
   const char *name, *spec; /* spec: ">=2.0,<2.3"; "" when it is free */
   bound bounds[MAX_BOUNDS];
-  int n_bounds, line;
+  int n_bounds, line, has_marker; /* marker: it may not hold here */
   const char *file;
 } pin;
 
@@ -147,8 +147,10 @@ static int read_pin(doc *d, const char *text, size_t n, pin *out) {
 
 static void add_pin(pins *all, const char *file, const char *text, size_t n, int line) {
   pin p;
+  doc_requirement whole;
   if (!read_pin(all->d, text, n, &p)) return;
-  p.line = line, p.file = file;
+  p.line = line, p.file = file, p.has_marker = memchr(text, ';', n) != NULL;
+  if (p.has_marker && !doc_read_requirement(all->d, kr_arena_copy(all->d->arena, text, n), &whole) && all->d->python) return; /* for another Python or system */
   *(pin *)kr_list_push(all->d->arena, &all->list) = p;
   size_t *first = kr_names_put(all->d->arena, &all->first, p.name);
   if (!*first) *first = all->list.n;
@@ -344,6 +346,157 @@ static void check_pin(pins *all, const pin *p) {
   }
 }
 
+/* ---- pins against each other ---- */
+static const doc_file *about_pin(doc *d, const pin *p, doc_file *about) {
+  const char *slash = strrchr(p->file, '/');
+  *about = (doc_file){.path = p->file, .name = slash ? slash + 1 : p->file, .package = "", .package_version = ""};
+  (void)d;
+  return about;
+}
+
+/* The highest lower bound is above the lowest upper one. */
+static int excludes(const pin *a, const pin *b) {
+  if (*exact_of(a)) return !allows(b, exact_of(a));
+  if (*exact_of(b)) return !allows(a, exact_of(b));
+  for (int i = 0; i < a->n_bounds; i++)
+    for (int k = 0; k < b->n_bounds; k++) {
+      const bound *x = &a->bounds[i], *y = &b->bounds[k], *low = *x->op == '>' ? x : y, *high = low == x ? y : x;
+      if (*low->op != '>' || *high->op != '<') continue;
+      const int order = kr_compare_versions(low->version, high->version);
+      if (order > 0 || (order == 0 && (!low->op[1] || !high->op[1]))) return 1;
+    }
+  return 0;
+}
+
+/* Of one name, each line against the first: hundreds of lines of one name are compared once each. */
+static void check_conflict(pins *all, size_t i) {
+  doc *d = all->d;
+  const pin *p = KR_AT(all->list, pin, i);
+  const size_t *first = kr_names_find(&all->first, p->name);
+  const pin *other = first ? KR_AT(all->list, pin, *first - 1) : p;
+  doc_file about;
+  if (other == p || p->has_marker || other->has_marker || !excludes(p, other)) return;
+  const int goes = *exact_of(p) && !*exact_of(other) ? other->line : !*exact_of(p) && *exact_of(other) ? p->line : other->line; /* what is exact was chosen */
+  const pin *gone = goes == p->line && strcmp(p->file, other->file) == 0 ? p : goes == p->line ? p : other;
+  const char *keys[] = {"a", kr_arena_print(d->arena, "%s%s (line %d)", p->name, other->spec, other->line), "b", kr_arena_print(d->arena, "%s%s (line %d)", p->name, p->spec, p->line),
+                        "line", kr_arena_print(d->arena, "%d", gone->line), "pins", gone->file, NULL};
+  doc_report(d, "P04", about_pin(d, p, &about), p->name, keys);
+}
+
+static int same_minor(const char *a, const char *b) { return atoi(a) == atoi(b) && atoi(a + strcspn(a, ".") + (a[strcspn(a, ".")] == '.')) == atoi(b + strcspn(b, ".") + (b[strcspn(b, ".")] == '.')); }
+
+/* A release of the same minor version as this may be taken. */
+static int allows_minor(doc *d, const pin *p, const char *version) {
+  const size_t n = strcspn(version, ".") + 1 + strcspn(version + strcspn(version, ".") + 1, ".");
+  if (*exact_of(p)) return same_minor(exact_of(p), version);
+  for (int patch = 0; patch < 4; patch++)
+    if (allows(p, kr_arena_print(d->arena, "%.*s.%d", (int)n, version, patch))) return 1;
+  return allows(p, version);
+}
+
+static void report_pair(pins *all, const pin *p, const char *partner, const char *have, const char *want, const char *fix) {
+  doc *d = all->d;
+  doc_file about;
+  const char *version = *exact_of(p) ? exact_of(p) : p->spec;
+  const char *keys[] = {"v", version, "partner", partner, "have", have, "want", want, "pair", fix, NULL};
+  doc_finding *f = doc_report(d, "P02", about_pin(d, p, &about), p->name, keys);
+  doc_evidence(d, f, "line %d: %s%s", p->line, p->name, p->spec);
+}
+
+/* torchvision, torchaudio, triton and xformers go with one torch each; some others ask for one. */
+static void check_companion(pins *all, const pin *p) {
+  doc *d = all->d;
+  const int column = doc_companion_column(p->name);
+  const kr_row *torch = doc_torch_row(d, d->torch_number), *row, *want = NULL;
+  if (column && torch && *torch->column[column] && p->n_bounds) {
+    const char *right = torch->column[column];
+    for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at)) && !want;)
+      if (*row->column[column] && column != 7 && allows_minor(d, p, row->column[column])) want = row;
+    for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at));)
+      if (*row->column[column] && *exact_of(p) && (column == 7 ? kr_compare_versions(row->column[column], exact_of(p)) == 0 : same_minor(row->column[column], exact_of(p)))) want = row;
+    if (column == 7 ? !want || want == torch : allows_minor(d, p, right)) return;
+    const char *index = doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL), *base = kr_arena_copy(d->arena, d->torch, strcspn(d->torch, "+"));
+    const char *fix = kr_arena_print(d->arena, "pip install torch==%s \"%s==%.*s.*\" --index-url https://download.pytorch.org/whl/%s", strchr(base, '.') != strrchr(base, '.') ? base : torch->column[1], p->name,
+                                     (int)(strrchr(right, '.') - right), right, index ? index : doc_index_for(d, doc_main_cc(d)));
+    if (column == 7) fix = kr_arena_print(d->arena, "pip install torch==%s xformers==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], right, index ? index : doc_index_for(d, doc_main_cc(d)));
+    report_pair(all, p, "torch", d->torch, want ? want->column[0] : "of another release", fix);
+  }
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "asks", &at)) && *exact_of(p) && d->torch_number;) {
+    if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact_of(p), row->column[1]) < 0 || kr_compare_versions(exact_of(p), row->column[2]) > 0) continue;
+    if (strncmp(d->torch, row->column[3], strlen(row->column[3])) != 0) report_pair(all, p, "torch", d->torch, row->column[3], kr_arena_print(d->arena, "pip install %s==%s torch==%s", p->name, exact_of(p), row->column[3]));
+  }
+}
+
+static void check_pairs(pins *all) {
+  doc *d = all->d;
+  const kr_row *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
+    const size_t *first = kr_names_find(&all->first, row->column[0]), *second = kr_names_find(&all->first, row->column[3]);
+    if (!first || !second) continue;
+    const pin *p = KR_AT(all->list, pin, *first - 1), *partner = KR_AT(all->list, pin, *second - 1);
+    const char *a = exact_of(p), *b = exact_of(partner);
+    if (!*a || !*b || kr_compare_versions(a, row->column[1]) < 0 || (*row->column[2] && kr_compare_versions(a, row->column[2]) > 0)) continue;
+    if (kr_compare_versions(b, row->column[4]) >= 0 && (!*row->column[5] || kr_compare_versions(b, row->column[5]) <= 0)) continue;
+    const char *want = *row->column[5] ? kr_arena_print(d->arena, "%s to %s", row->column[4], row->column[5]) : kr_arena_print(d->arena, "%s or newer", row->column[4]);
+    report_pair(all, p, partner->name, b, want, doc_pair_command(d, p->name, row));
+  }
+}
+
+/* Nothing keeps pip from a torch that is newer than the newest wheels of a package. */
+static void check_open_torch(pins *all) {
+  doc *d = all->d;
+  const size_t *first = kr_names_find(&all->first, "torch");
+  const pin *torch = first ? KR_AT(all->list, pin, *first - 1) : NULL;
+  int is_bounded = d->options.torch != NULL;
+  for (int i = 0; torch && i < torch->n_bounds; i++) is_bounded |= *torch->bounds[i].op == '<' || *torch->bounds[i].op == '=';
+  for (size_t i = 0; i < all->list.n && !is_bounded; i++) {
+    const pin *p = KR_AT(all->list, pin, i);
+    const kr_row *row = row_of(d, p);
+    doc_file about;
+    if (!row || !*row->column[6]) continue;
+    const char *keys[] = {"open", torch ? kr_arena_print(d->arena, "torch%s has no upper end", torch->spec) : "torch is not pinned", "last", row->column[6], NULL};
+    doc_finding *f = doc_report(d, "P05", about_pin(d, torch ? torch : p, &about), p->name, keys);
+    if (f && *combination(all)) f->fixes.n = 0, doc_add_text(d, &f->fixes, combination(all));
+    return;
+  }
+}
+
+/* ---- packages whose wheels are known by some releases only ---- */
+static const kr_row *known_release(const doc *d, const pin *p) {
+  const kr_row *row, *found = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "holds", &at));)
+    if (strcmp(row->column[0], p->name) == 0 && allows(p, row->column[1])) found = row;
+  return found;
+}
+
+static int check_release(pins *all, const pin *p) {
+  doc *d = all->d;
+  const kr_row *row = known_release(d, p);
+  const int cc = doc_main_cc(d), ptx = row ? atoi(row->column[3]) : 0;
+  doc_file about;
+  if (!row) return 0;
+  if (!cc || doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) {
+    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s %s: its wheels hold sm %s%s", p->name, row->column[1], row->column[2], ptx ? kr_arena_print(d->arena, " and PTX for %s", row->column[3]) : ""));
+    return 1;
+  }
+  const char *keys[] = {"file", kr_arena_print(d->arena, "%s %s", p->name, row->column[1]), "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[2]), "cc", kr_print_cc(d->arena, cc), NULL};
+  doc_finding *f = doc_report(d, "K01", about_pin(d, p, &about), p->name, keys);
+  doc_evidence(d, f, "line %d; as its released wheel holds", p->line);
+  if (f) f->confidence = 'H';
+  return 1;
+}
+
+/* What was not judged is said, so that nobody takes silence for an answer. */
+static void note_others(pins *all, const kr_list *others) {
+  doc *d = all->d;
+  enum { SHOWN = 12 };
+  kr_text text = kr_text_begin(d->arena);
+  if (!others->n || others->n == all->list.n) return;
+  for (size_t i = 0; i < others->n && i < SHOWN; i++) kr_text_print(&text, "%s%s", i ? ", " : "", DOC_TEXT(*others, i));
+  if (others->n > SHOWN) kr_text_print(&text, " and %zu more", others->n - SHOWN);
+  doc_add_text(d, &d->unjudged, text.at);
+}
+
 /* An exact pin names the torch; a range with an upper end, the newest below it. */
 static void take_torch(doc *d, const pin *p) {
   const char *exact = exact_of(p);
@@ -364,5 +517,16 @@ void doc_read_pins(doc *d, const char *path) {
     const pin *p = KR_AT(all.list, pin, i);
     if (strcmp(p->name, "torch") == 0) take_torch(d, p);
   }
-  for (size_t i = 0; i < all.list.n && !kr_arena_failed(d->arena); i++) check_pin(&all, KR_AT(all.list, pin, i));
+  kr_list others = KR_LIST(const char *);
+  for (size_t i = 0; i < all.list.n && !kr_arena_failed(d->arena); i++) {
+    const pin *p = KR_AT(all.list, pin, i);
+    check_conflict(&all, i);
+    check_companion(&all, p);
+    check_pin(&all, p);
+    if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
+    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated(&all, i)) doc_add_text(d, &others, p->name);
+  }
+  check_pairs(&all);
+  check_open_torch(&all);
+  note_others(&all, &others);
 }

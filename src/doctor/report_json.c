@@ -1,9 +1,10 @@
 /* report_json.c: the report for programs, as docs/doctor.schema.json has it: keys in order, no times, so that it can be compared. */
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "doc.h"
+#include "json_text.h"
 #include "report.h"
 
 static json_t *text_json(doc *d, const char *text) { return text && *text ? json_string(doc_printable(d, text)) : json_null(); }
@@ -73,13 +74,19 @@ static json_t *file_json(doc *d, const doc_file *file) {
                    is_judged && file->n_judged ? json_string(file->n_lost && file->n_lost < file->n_judged ? "partial" : krait_verdict_name(file->verdict)) : json_null());
 }
 
+static json_t *fixes_json(doc *d, const kr_list *fixes) {
+  json_t *array = json_array();
+  for (size_t i = 0; i < fixes->n; i++) json_array_append_new(array, json_string(doc_printable(d, doc_addressed(d, DOC_TEXT(*fixes, i)))));
+  return array;
+}
+
 static json_t *finding_json(doc *d, const doc_finding *f) {
   static const char *const severities[] = {"error", "warn", "info"};
   const char confidence[2] = {f->confidence, 0};
   return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", f->rule->id, "severity", severities[f->severity], "confidence", confidence, "package", text_json(d, f->package),
                    "package_version", text_json(d, f->version), "file", text_json(d, f->file),
                    "offset", f->offset >= 0 ? json_integer(f->offset) : json_null(), "evidence", texts_json(d, &f->evidence), "explain", text_json(d, f->says), "fix",
-                   texts_json(d, &f->fixes), "source", text_json(d, f->rule->source));
+                   fixes_json(d, &f->fixes), "source", text_json(d, f->rule->source));
 }
 
 /* Files without GPU code and without torch's names are left out unless all is asked for. */
@@ -92,11 +99,11 @@ const char *krait_report_json(krait_report *d, int32_t strict) {
     if (is_shown(d, KR_AT(d->files, doc_file, i))) json_array_append_new(files, file_json(d, KR_AT(d->files, doc_file, i)));
   for (size_t i = 0; i < d->findings.n; i++)
     if (doc_is_shown(d, KR_AT(d->findings, doc_finding, i))) json_array_append_new(findings, finding_json(d, KR_AT(d->findings, doc_finding, i)));
-  json_t *root = json_pack("{s:i, s:{s:s, s:s}, s:o, s:o, s:o, s:o, s:i}", "schema", 1, "tool", "version", krait_version(), "tables_date", krait_tables_date(d->tables), "target",
-                           target_json(d), "files", files, "findings", findings, "unreadable", texts_json(d, &d->unreadable), "exit", krait_report_exit(d, strict));
-  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+  json_t *root = json_pack("{s:i, s:{s:s, s:s}, s:o, s:o, s:o, s:o, s:o, s:i}", "schema", 1, "tool", "version", krait_version(), "tables_date", krait_tables_date(d->tables), "target",
+                           target_json(d), "files", files, "findings", findings, "unreadable", texts_json(d, &d->unreadable), "unjudged", texts_json(d, &d->unjudged), "exit", krait_report_exit(d, strict));
+  char *text = root ? kr_json_dump(root, JSON_INDENT(1)) : NULL;
   const char *copy = text ? kr_arena_copy(d->arena, text, strlen(text)) : "";
-  free(text);
+  kr_free(text);
   json_decref(root);
   return copy;
 }

@@ -1,4 +1,4 @@
-/* report_text.c: the report for people: 80 columns, readable without colour; and the plan, the shortest way out. */
+/* report_text.c: the report for people: 80 columns, readable without colour; and a summary for a bug report. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,12 +154,12 @@ static void print_inventory(printer *p) {
 static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
 
 /* A line that a shell takes as it stands: a program of these, or variables in capitals before one. */
-static int is_command(const char *fix) {
-  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "free ", "sed ", "cd "};
+int doc_is_command(const char *fix) {
+  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "wsl ", "free ", "sed ", "cd "};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
-  return (n > 2 && fix[n] == '=') || (strstr(fix, "-m pip install") != NULL && *fix == '/');
+  return (n > 2 && fix[n] == '=') || (strstr(fix, "-m pip ") != NULL && *fix == '/');
 }
 
 static void print_finding(printer *p, const doc_finding *f) {
@@ -171,7 +171,7 @@ static void print_finding(printer *p, const doc_finding *f) {
   wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")), 4, about, 0);
   wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, confidence_word(f->confidence)), 17, f->says, 0);
   for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
-  for (size_t i = 0; i < f->fixes.n; i++) wrap(p, i ? "" : "    fix", 17, DOC_TEXT(f->fixes, i), is_command(DOC_TEXT(f->fixes, i)));
+  for (size_t i = 0; i < f->fixes.n; i++) wrap(p, i ? "" : "    fix", 17, doc_addressed(d, DOC_TEXT(f->fixes, i)), doc_is_command(DOC_TEXT(f->fixes, i)));
 }
 
 int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
@@ -185,7 +185,7 @@ static int holds_code(const doc *d) {
 /* ---- the first screen: what is wrong and since which package, and the command; each on a line of its own, so that it can be copied ---- */
 static const char *first_command(const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++)
-    if (is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
+    if (doc_is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
   return f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
 }
 
@@ -210,7 +210,7 @@ static void print_first(printer *p) {
   const doc_finding *f = main_finding(d);
   if (!f) return;
   const char *since = names_package(f) ? "" : kr_arena_print(d->arena, "%s%s%s: ", f->package, *f->version ? " " : "", f->version);
-  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"), doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"), doc_printable(d, first_command(f)));
+  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"), doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"), doc_printable(d, doc_addressed(d, first_command(f))));
 }
 
 /* Nothing in the text is known: what was looked for, and what would tell more. */
@@ -244,6 +244,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
   if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
   if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
+  for (size_t i = 0; i < d->unjudged.n; i++) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.", DOC_TEXT(d->unjudged, i)), 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
@@ -255,101 +256,6 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (first) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;
-}
-
-/* ---- the plan ---- */
-static int plan_step(const doc_finding *f) {
-  const char *id = f->rule->id;
-  if (strncmp(f->rule->id, "D", 1) == 0 && strcmp(id, "D07") != 0) return 1;
-  if (strcmp(id, "K10") == 0 || strcmp(id, "S05") == 0) return 0;
-  if (strcmp(id, "K14") == 0 || strcmp(id, "D07") == 0) return 3;
-  if (*id == 'B' && strcmp(id, "B04") != 0 && strcmp(id, "B05") != 0) return 2; /* those two build the package itself */
-  if (*id == 'L' || strcmp(id, "S06") == 0) return 4;
-  return 5;
-}
-
-/* The first command of a finding; uninstalling is left to --force-reinstall. What no command does becomes a comment. */
-static const char *plan_command(doc *d, const doc_finding *f) {
-  for (size_t i = 0; i < f->fixes.n; i++) {
-    const char *fix = DOC_TEXT(f->fixes, i);
-    if (is_command(fix) && (strncmp(fix, "pip uninstall", 13) != 0 || strstr(fix, " && "))) return fix;
-  }
-  if (!f->fixes.n) return "";
-  const char *other = f->fixes.n > 1 && strncmp(DOC_TEXT(f->fixes, 1), "or", 2) == 0 ? DOC_TEXT(f->fixes, 1) : "";
-  return kr_arena_print(d->arena, "# %s%s%s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0), *other ? ", " : "", other);
-}
-
-/* One way to another build of a package is enough. */
-static int step_of_package(const doc_finding *f) { return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE; }
-
-static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
-  for (size_t i = 0; i < planned->n; i++) {
-    const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
-    if (strcmp(plan_command(d, other), command) == 0) return 1;
-    if (step_of_package(f) && step_of_package(other) && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
-  }
-  return 0;
-}
-
-/* The torch that a command installs: after it, extensions are judged and built for that one. */
-static void assume_torch(doc *d, const char *command) {
-  const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/cu");
-  if (!at) return;
-  d->torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "", index ? (int)strcspn(index + 5, " \"") : 0, index ? index + 5 : "");
-  d->torch_number = kr_parse_torch(d->torch);
-  if (index) d->torch_cuda = kr_print_tenths(d->arena, atoi(index + 7));
-}
-
-static int is_in_plan(const kr_list *commands, const char *package) {
-  for (size_t i = 0; i < commands->n; i++)
-    if (strstr(DOC_TEXT(*commands, i), package)) return 1;
-  return 0;
-}
-
-/* What was built for the torch that goes must come again for the one that comes. */
-static void plan_rebuilds(doc *d, kr_list *commands) {
-  kr_names seen = {0};
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
-    if (!file->uses_torch_cxx || file->is_torch || file->in_wheel || !*file->package || strcmp(file->package, "torch") == 0) continue;
-    if ((*kr_names_put(d->arena, &seen, file->package))++ || is_in_plan(commands, file->package)) continue;
-    const char *command = doc_command(d, "rebuild", file->package, file->package_version, "");
-    if (*command) doc_add_text(d, commands, command);
-  }
-}
-
-/* Fixes that name a torch's release were made for the one that is there: once it changes, they are made anew. */
-static const char *command_now(doc *d, const doc_finding *f, int torch_changes) {
-  kr_list fixes = KR_LIST(const char *);
-  if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5) return plan_command(d, f);
-  if (f->rule->stage == KR_STAGE_IMAGE) doc_add_build_fixes(d, &fixes, f->package, f->version);
-  for (size_t i = 0; i < fixes.n; i++)
-    if (is_command(DOC_TEXT(fixes, i))) return DOC_TEXT(fixes, i);
-  return plan_command(d, f);
-}
-
-const char *krait_report_plan(krait_report *d) {
-  if (!d) return "";
-  kr_text out = kr_text_begin(d->arena);
-  kr_list planned = KR_LIST(const doc_finding *), commands = KR_LIST(const char *);
-  const char *torch = d->torch, *torch_cuda = d->torch_cuda;
-  int torch_number = d->torch_number, torch_changes = 0;
-  for (int step = 0; step <= 5; step++)
-    for (size_t i = 0; i < d->findings.n; i++) {
-      const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-      if (f->severity == KR_INFO || plan_step(f) != step) continue;
-      const char *command = command_now(d, f, torch_changes);
-      if (!*command || already_planned(d, &planned, f, command) || doc_has_text(&commands, command)) continue;
-      *(const doc_finding **)kr_list_push(d->arena, &planned) = f;
-      doc_add_text(d, &commands, command);
-      if (strstr(command, "pip install") && strstr(command, " torch==")) torch_changes = 1, assume_torch(d, command);
-    }
-  if (torch_changes && d->torch_number != torch_number) plan_rebuilds(d, &commands);
-  for (size_t i = 0; i < commands.n; i++) kr_text_print(&out, "%s\n", doc_printable(d, DOC_TEXT(commands, i)));
-  d->torch = torch, d->torch_cuda = torch_cuda, d->torch_number = torch_number;
-  if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
-  if (!out.length) kr_text_print(&out, "# nothing to do\n");
-  return out.at;
 }
 
 /* ---- for a bug report ---- */

@@ -6,7 +6,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES, HEAD_BYTES = 2 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
+enum { PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES, HEAD_BYTES = 2 << 20, SMALL_BYTES = 1 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
 
 typedef struct stream {
   kr_source source; /* first: its functions get a pointer to it */
@@ -105,25 +105,31 @@ void kr_forward_free_room(kr_forward_room *room) {
   *room = (kr_forward_room){0};
 }
 
-static int take_room(kr_forward_room *spare, kr_forward_room *r) {
+/* Small ones are many, as the texts of an archive; larger ones take a window of full size, that of the next one. Only what is longer than it needs a head. */
+static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r) {
+  const size_t cap = bytes < SMALL_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : WINDOW_BYTES;
   *r = *spare;
   *spare = (kr_forward_room){0};
-  if (!r->window) r->window = kr_alloc(WINDOW_BYTES);
-  if (!r->head) r->head = kr_alloc(HEAD_BYTES);
-  return r->window && r->head;
+  if (r->cap < cap) {
+    kr_free(r->window);
+    r->window = kr_alloc(cap);
+    r->cap = r->window ? cap : 0;
+  }
+  if (!r->head && bytes > WINDOW_BYTES) r->head = kr_alloc(HEAD_BYTES);
+  return r->window && (r->head || bytes <= WINDOW_BYTES);
 }
 
 int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name, kr_source **source) {
   kr_forward_room r = {0};
   stream *s = kr_zalloc(sizeof *s);
   *source = NULL;
-  if (!s || !take_room(spare, &r)) {
+  if (!s || !take_room(spare, bytes, &r)) {
     kr_free(s);
     kr_forward_free_room(&r);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", name);
   }
-  *s = (stream){.source = {.read = read_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1}, .feed = *feed, .spare = spare, .cap = WINDOW_BYTES, .at = r,
-                .head_cap = bytes < HEAD_BYTES ? (size_t)bytes : HEAD_BYTES};
+  *s = (stream){.source = {.read = read_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1}, .feed = *feed, .spare = spare, .cap = r.cap, .at = r,
+                .head_cap = bytes > WINDOW_BYTES ? HEAD_BYTES : 0};
   *source = &s->source;
   return KRAIT_OK;
 }

@@ -7,8 +7,9 @@
 
 enum { KR_FORWARD_WINDOW_BYTES = 16 << 20 };
 
-typedef struct kr_forward_room { /* of full size, for the next one to take: system calls and fragments of memory for each member would be many */
+typedef struct kr_forward_room { /* for the next one to take: system calls and fragments of memory for each member would be many */
   uint8_t *window, *head, *blocks;
+  size_t cap; /* of the window */
 } kr_forward_room;
 
 typedef struct kr_forward_feed {

@@ -389,6 +389,19 @@ def source_release(doctor, folder):
     return lambda: doctor(path, "--gpu", "12.0", "--root", folder)
 
 
+def pins_case(text):
+    def build(doctor, folder):
+        (folder / "requirements.txt").write_text(text)
+        return lambda: doctor(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)
+    return build
+
+
+CASES["P04_pins"] = ("P04", "H", "error", pins_case("torch==2.8.0\nnumpy\ntorch>=2.9\n"))
+CASES["P05_open_pin"] = ("P05", "M", "warn", pins_case("torch>=2.4\nmamba-ssm==2.2.5\n"))
+CASES["P02_companion_pin"] = ("P02", "H", "error", pins_case("torch==2.8.0\ntorchvision==0.24.1\n"))
+CASES["P02_pair_of_pins"] = ("P02", "H", "error", pins_case("torch==2.6.0\nmamba-ssm==2.2.4\ncausal-conv1d==1.5.2\n"))
+CASES["P02_asks"] = ("P02", "H", "error", pins_case("torch==2.9.1\nvllm==0.11.0\n"))
+log_case("D10", "M", "error", "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 500: named symbol not found (Triggered internally)\n", "D10_no_start")
 CASES["W10_source_targets"] = ("W10", "M", "warn", source_release)
 
 
@@ -413,7 +426,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 91, len(rules)
+    assert len(rules) == 94, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

@@ -122,7 +122,7 @@ def pairs_that_do_not_belong_together(doctor, folder):
     e.install("mamba-ssm", "2.3.1")
     e.install("causal-conv1d", "1.1.1")
     a = e.healed(doctor, "P01")
-    assert sorted(a.ids()) == ["P01", "P02"] and "torch==2.8.0" in a.find("P01")["explain"] and "1.5.0 or newer" in a.find("P02")["explain"], a["findings"]
+    assert sorted(a.ids()) == ["P01", "P02"] and "torch==2.8.0" in a.find("P01")["explain"] and "1.5.1 or newer" in a.find("P02")["explain"], a["findings"]
 
 
 def modules_of_another_python(doctor, folder):
@@ -174,6 +174,39 @@ def a_report_for_others_names_nobody(doctor, folder):
     t.extension()
     out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--issue").stdout.decode()
     assert "causal-conv1d 1.5.2" in out and "K01" in out and str(folder) not in out and "/tmp" not in out, out
+
+
+def plans_for_logs_are_checked(doctor, folder):
+    """Whatever was asked, the commands must not contradict each other or the target; where a torch that was named cannot serve the GPU, that is said first."""
+    import itertools
+    symbol = "ImportError: /e/site-packages/{m}.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi\n"
+    build = "Building wheel for {p}\nnvcc fatal   : Unsupported gpu architecture 'compute_120'\nFailed to build {p}\n"
+    image = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    modules = {"flash-attn": "flash_attn_2_cuda", "mamba-ssm": "selective_scan_cuda", "torchvision": "torchvision/_C"}
+    for (p, m), text, gpu, torch in itertools.product(modules.items(), (symbol, build, image), ("8.6", "12.0"), ("2.4.1+cu121", "2.9.1+cu130")):
+        args = ("--root", folder, "--gpu", gpu, "--torch", torch, "--driver", "580.82")
+        plan = doctor.run(*args, "--fix-plan", log=text.format(p=p, m=m)).stdout.decode()
+        assert "not mended" not in plan, (p, gpu, torch, text, plan)
+        a = doctor(*args, log=text.format(p=p, m=m))
+        assert ("K14" in a.ids()) == (gpu == "12.0" and torch == "2.4.1+cu121"), (a.ids(), gpu, torch)
+    a = doctor("--root", folder, "--gpu", "6.1", "--torch", "2.9.1+cu128", "--driver", "580.82", log=build.format(p="apex"))
+    assert "built without 6.1" in a.find("K14")["evidence"][0]
+
+
+def the_pip_of_the_environment(doctor, folder):
+    """An environment that is not the active one has its own pip."""
+    t = Tree(folder)
+    t.extension(images=(80,))
+    python = folder / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    python.chmod(0o755)
+    ask = lambda **env: doctor.run(t.site, "--root", t.root, "--gpu", "9.0", "--fix-plan", env=env).stdout.decode()
+    assert f"{python} -m pip install" in ask() and " pip install" not in ask().replace("-m pip", ""), ask()
+    assert f"{python} -m pip" not in ask(VIRTUAL_ENV=str(folder / "env")) and "pip install" in ask(VIRTUAL_ENV=str(folder / "env"))
+    assert any(str(python) in f for f in doctor(t.site, "--root", t.root, "--gpu", "9.0").find("K01")["fix"])
+    first = doctor.text(t.site, "--root", t.root, "--gpu", "9.0").splitlines()[1]
+    assert first.startswith(f"{python} -m pip install") or f" {python} -m pip install" in first, first
 
 
 run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ != "Environment"])

@@ -382,7 +382,7 @@ def exit_codes(doctor, folder):
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
     listed = doctor.run("--explain", "list").stdout.decode().splitlines()
-    assert len([line for line in listed if line[0] != " "]) == 91 and max(map(len, listed)) <= 80
+    assert len([line for line in listed if line[0] != " "]) == 94 and max(map(len, listed)) <= 80
     for rule in (line.split()[0] for line in listed if line[0] != " "):
         assert all(len(line) <= 80 or len(line.split()) <= 2 for line in doctor.run("--explain", rule).stdout.decode().splitlines()), rule
 
@@ -392,6 +392,18 @@ def control_bytes_do_not_reach_the_terminal(doctor, folder):
     (folder / "a\x1b[31m\x07.so").write_bytes(elf(fatbin=container(80, damage=True)))
     out = doctor.run(folder / "a\x1b[31m\x07.so", "--gpu", "8.0", "--root", folder).stdout
     assert b"\x1b" not in out and b"\\x1b[31m\\x07" in out
+
+
+def control_bytes_do_not_reach_a_list(doctor, folder):
+    bad = "a\x1b]0;x\x07\x7f\r"
+    data = elf(fatbin=container(entry(2, 80, cubin(80, kernels=[bad, "_Z3" + bad[:3] + "v", "b\x9b1m"]))))
+    (folder / "x.so").write_bytes(data)
+    w = wheel(folder / "x-1.0-cp311-cp311-linux_x86_64.whl", {f"m/x{chr(0x9b)}.so": data}, name="x", version="1.0")
+    for args in (["--list", folder / "x.so"], ["--list", folder / "x.so", "--json"], ["--list", w], ["--list", w, "--json"], [w, "--gpu", "9.0", "--root", folder, "--json"], [w, "--gpu", "9.0", "--root", folder, "--issue"]):
+        out = doctor.run(*args).stdout
+        assert out and not [b for b in out.decode() if (ord(b) < 32 and b != "\n") or 127 <= ord(b) < 160], (args, out[:400])
+        if "--json" in args:
+            json.loads(out)
 
 
 def list_shows_images_and_kernels(doctor, folder):
@@ -546,6 +558,30 @@ def pins_of_every_form(doctor, folder):
     version, bad, a = ask(poetry, "--gpu", "8.0", name="pyproject.toml")
     assert version == "2.6.0" and bad == {"causal-conv1d 1.5.0.post8", "mamba-ssm 2.2.2"}, bad
     assert ask("flash-attn==2.7.4\n")[2]["exit"] == 4 and ask("numpy\n", "--gpu", "8.0")[2]["exit"] == 0
+
+
+def pins_against_each_other(doctor, folder):
+    def ask(text, *args):
+        (folder / "requirements.txt").write_text(text)
+        return doctor(folder / "requirements.txt", "--root", folder, *(args or ("--gpu", "8.0")))
+    for text, is_said in (("torch==2.8.0\ntorch>=2.9\n", 1), ("torch>=2.9\ntorch==2.8.0\n", 1), ("torch<2.8\ntorch>2.8\n", 1), ("torch<2.8\ntorch>=2.8\n", 1), ("torch<=2.8\ntorch>=2.8\n", 0), ("torch==2.8.0\ntorch>=2.4,<2.9\n", 0),
+                          ("torch==2.8.0 ; python_version < '3.9'\ntorch==2.9.0 ; python_version >= '3.9'\n", 0), ("torch==2.8.0\ntorch!=2.8.0\n", 1)):
+        assert ("P04" in ask(text).ids()) == bool(is_said), text
+    a = ask("numpy\ntorch>=2.9\ntorch==2.8.0\n")
+    assert a.find("P04")["fix"] == [f"sed -i 2d {folder}/requirements.txt"], a.find("P04")["fix"]  # what is exact stays
+    for text, is_said in (("torch==2.8.0\ntorchvision==0.23.0\n", 0), ("torch==2.8.0\ntorchvision>=0.20\n", 0), ("torch==2.8.0\ntorchvision>=0.24\n", 1), ("torch==2.8.0\ntriton==3.4.0\n", 0), ("torch==2.8.0\ntriton==3.5.1\n", 1),
+                          ("torch==2.8.0\nxformers==0.0.31.post1\n", 1), ("torch==2.8.0\nxformers==0.0.32.post2\n", 0), ("torch==2.8.0\nxformers==0.0.32.post1\n", 0), ("torch==2.8.0\nvllm==0.11.0\n", 0), ("torch==2.9.0\nvllm==0.11.0\n", 1),
+                          ("mamba-ssm==2.2.4\ncausal-conv1d==1.5.0.post8\n", 0), ("mamba-ssm==2.2.4\ncausal-conv1d==1.5.2\n", 1)):
+        a = ask(text)
+        assert ("P02" in a.ids()) == bool(is_said), (text, a.ids())
+        assert all("torch torch" not in f["explain"] and "?" not in f["explain"] for f in a["findings"]), a["findings"]
+    assert ask("torch>=2.4\nmamba-ssm==2.3.1\n").find("P05")["fix"][0].startswith('pip install "torch==2.10.*"')
+    assert "P05" not in ask("torch>=2.4,<2.8\nmamba-ssm==2.2.5\n").ids() and "P05" not in ask("torch\nnumpy\n").ids()
+    assert ask("faiss-gpu-cu12\n", "--gpu", "12.0").find("K01")["package"] == "faiss-gpu-cu12" and ask("faiss-gpu-cu12\n").ids() == []
+    out = " ".join(doctor.text(folder / "requirements.txt", "--root", folder, "--gpu", "8.0").split())
+    (folder / "requirements.txt").write_text("faiss-gpu-cu12\nnumpy\nrequests\n")
+    out = " ".join(doctor.text(folder / "requirements.txt", "--root", folder, "--gpu", "8.0").split())
+    assert "Not judged, because the tables know nothing of them: numpy, requests." in out, out
 
 
 def one_combination_serves_all_pins(doctor, folder):

@@ -231,4 +231,27 @@ TEXTS = [
     ('B11', 'sm_103a.*12.9',
      "ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'\n"
      'RuntimeError: Internal Triton PTX codegen error'),
+    ('P02', 'xformers was built for torch 2.9.0',
+     "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n"
+     '    PyTorch 2.9.0+cu128 with CUDA 1208 (you have 2.7.1+cu126)\n'
+     'NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n'
+     '    requires device with capability == (9, 0) but your GPU has capability (8, 9) (too old)\n'
+     "    operator wasn't built - see `python -m xformers.info` for more info"),
+    ('L08', 'bitsandbytes==0.50.2',
+     'CUDA SETUP: Required library version not found: libbitsandbytes_cuda129.so. Maybe you need to compile it from source?\n'
+     'bitsandbytes-0.44.1\ntorch 2.8.0+cu129'),
+    ('D07', 'torchvision==0.24.1',
+     'AssertionError: Torch not compiled with CUDA enabled\npip list: torch 2.9.1+cpu, torchvision 0.24.1+cpu'),
+    ('L09', 'jetson-ai-lab',
+     'OSError: libcudnn.so.8: cannot open shared object file: No such file or directory\nNVIDIA Jetson Orin Nano\ntorch 2.3.0'),
+    ('D10', 'in WSL.*wsl --update|wsl --update',
+     'UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 500: named symbol not found (Triggered internally)\n'
+     'uname: 5.15.167.4-microsoft-standard-WSL2'),
+    ('S01', 'vllm==0.11.0',
+     'ImportError: /opt/v/lib/python3.12/site-packages/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb\n'
+     'torch==2.8.0+cu128'),
+    ('K14', 'torch',
+     'PyTorch version: 2.5.1+cu124\nCUDA used to build PyTorch: 12.4\nGPU models and configuration: GPU 0: NVIDIA GeForce RTX 5090\nNvidia driver version: 570.86.10'),
+    ('D01', 'driver 535|too old|older',
+     'PyTorch version: 2.9.1+cu130\nCUDA used to build PyTorch: 13.0\nGPU models and configuration: GPU 0: NVIDIA L4\nNvidia driver version: 535.183.01'),
 ]
