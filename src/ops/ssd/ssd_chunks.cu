@@ -7,7 +7,9 @@
  * kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
- * kr_ssd_join        start states of the segments from their ends */
+ * kr_ssd_join        start states of the segments from their ends
+ * NaN or infinity in x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a head is
+ * walked again token by token (p.spoilt). */
 #include "ssd_mma.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };
@@ -179,6 +181,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
   float s[N / 16][4], decay = 0;
+  int spoilt = 0;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
   copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);
@@ -202,7 +205,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       output_within<N>(y, me, C, x);
       write_output(p, at, me, y, x, D, now, t0);
     }
-    take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
+    spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
     if (ONLY_ENDS) {
       if (now.last != 0) decay = 1.0f;
       else if (decay <= 0) decay += now.total;
@@ -211,6 +214,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       share_state<N>(state, me, s);
     }
   }
+  if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
     store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
     if (kr_thread() == 0 && at.p0 == 0) p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
@@ -256,4 +260,5 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
     s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k], s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
   }
   if (lane == 0) s.total = v.total, s.last = v.last;
+  if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;
 }

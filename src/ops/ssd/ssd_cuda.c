@@ -1,6 +1,6 @@
 /* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads are too few to fill
  * the device, time is cut into segments: their end states from zero, a walk over them, then every segment from its true state.
- * Everything else walks token by token. */
+ * Everything else walks token by token, and so does a head again in which chunks met NaN or infinity. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "ssd_host.h"
@@ -81,6 +81,7 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
+  if (a->out.data == a->x.data || a->out.data == a->z.data) return "an output in place of an input, which a second walk may need";
   if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   if (a->H > 65535) return "more than 65535 heads";
@@ -102,14 +103,15 @@ static int64_t segment_floats(const kr_ssd_plan *p) { return (int64_t)p->B * p->
 
 /* Bytes from scratch's begin: states of segments, what is left of them, step sizes. */
 typedef struct chunks_layout {
-  uint64_t decay, steps, end;
+  uint64_t decay, steps, spoilt, end;
 } chunks_layout;
 
 static chunks_layout lay_out(const kr_ssd_plan *p) {
   const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   chunks_layout l = {.decay = pieces ? kr_scratch_round((uint64_t)segment_floats(p) * sizeof(float)) : 0};
   l.steps = l.decay + kr_scratch_round((uint64_t)pieces * sizeof(float));
-  l.end = l.steps + (uint64_t)((int64_t)p->B * p->H * n_chunks) * KR_SSD_STEPS_BYTES;
+  l.spoilt = l.steps + (uint64_t)((int64_t)p->B * p->H * n_chunks) * KR_SSD_STEPS_BYTES;
+  l.end = l.spoilt + (uint64_t)((int64_t)p->B * p->H) * sizeof(int32_t);
   return l;
 }
 
@@ -139,7 +141,7 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   kr_grid grid = {.x = (uint32_t)(p.H * p.blocks_per_head), .y = (uint32_t)p.n_segments, .z = (uint32_t)p.B, .block = KR_SSD_CHUNK_THREADS,
                   .shared_bytes = chunk_shared_bytes(a->N), .stream = a->call.stream};
   const chunks_layout l = lay_out(&p);
-  p.steps = (char *)a->call.scratch + l.steps;
+  p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   if (p.n_segments > 1) {
     p.segment_state = a->call.scratch;
@@ -148,7 +150,8 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
     const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
   }
-  return kr_ssd_launch_chunks(ctx, &p, a->call.stream);
+  KR_TRY(kr_ssd_launch_chunks(ctx, &p, a->call.stream));
+  return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }
 
 KR_CUDA_TIERS(ssd, run)

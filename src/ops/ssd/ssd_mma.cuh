@@ -191,24 +191,37 @@ KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const war
 
 KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
 
-/* Not even NaN may pass to another sequence. */
+/* Whether NaN or infinity is in a state. */
 template <int n>
-KR_DEV void keep_of_state(float (&s)[n][4], float keeps) {
+KR_DEV int is_spoilt(const float (&s)[n][4]) {
+  float zero = 0;
+#pragma unroll
+  for (int j = 0; j < n; j++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) zero = kr_fma(s[j][k], 0.0f, zero);
+  return !(zero == 0);
+}
+
+/* What is left of a state; not even NaN may pass to another sequence, but is told of. */
+template <int n>
+KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {
   if (keeps == 0) {
+    const int spoilt = is_spoilt<n>(s);
 #pragma unroll
     for (int j = 0; j < n; j++) clear(s[j]);
-    return;
+    return spoilt;
   }
 #pragma unroll
   for (int j = 0; j < n; j++) s[j][0] *= keeps, s[j][1] *= keeps, s[j][2] *= keeps, s[j][3] *= keeps;
+  return 0;
 }
 
 /* S = keeps S + (weights X)^T B for a warp's 16 channels from 16 m on and WIDTH / 8 blocks of 8 states from block n on. OUT: the weights are
- * what reaches a token of the state before, else what is left of its input at the end. */
+ * what reaches a token of the state before, else what is left of its input at the end. Returns whether a state that is dropped was not finite. */
 template <int N, int WIDTH, int OUT>
-KR_DEV void take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int has_sequences) {
+KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int has_sequences) {
   const int lane = kr_thread() & 31, q = lane & 3;
-  keep_of_state<WIDTH / 8>(s, state_left(steps));
+  const int spoilt = keep_of_state<WIDTH / 8>(s, state_left(steps));
 #pragma unroll
   for (int k = 0; k < Q / 16; k++) {
     uint32_t a[4], b[4];
@@ -227,6 +240,7 @@ KR_DEV void take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned ch
       kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
     }
   }
+  return spoilt;
 }
 
 #endif
