@@ -17,6 +17,7 @@
 #include "cuda.h"
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
+#include "half.h"
 #include "limits_plan.h"
 #include "op_list.h"
 #include "status.h"
@@ -313,6 +314,38 @@ static void rows_that_are_not_there_are_skipped(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* NaN in a token of the SSD reaches no earlier one and no other sequence, though chunks multiply it by zero; the same call without it is the measure. */
+static void nan_reaches_no_other_token(void **state) {
+  enum { L = 150, H = 2, P = 16, N = 24, WHERE = 70, LAST = 100 };
+  static uint16_t x[L * H * P], B[L * N], C[L * N], out[2][L * H * P];
+  static float dt[L * H], A[H] = {-0.5f, -2};
+  static int32_t sequence[L];
+  if (*state != kr_op_find("ssd")) skip();
+  fake_device(MUCH);
+  krait_ctx *ctx = open_ctx();
+  for (int i = 0; i < L * H * P; i++) x[i] = kr_float_to_bf16((float)(i * 37 % 101) / 50 - 1);
+  for (int i = 0; i < L * N; i++) B[i] = kr_float_to_bf16((float)(i * 29 % 97) / 48 - 1), C[i] = kr_float_to_bf16((float)(i * 53 % 89) / 44 - 1);
+  for (int i = 0; i < L; i++) sequence[i] = i >= LAST, dt[i * H] = dt[i * H + 1] = 0.1f;
+  krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = H, .P = P, .N = N, .G = 1};
+  a.x = (krait_view){x, {L * H * P, H * P, P, 1}, KRAIT_BF16, 0}, a.dt = (krait_view){dt, {L * H, H, 1}, KRAIT_F32, 0}, a.A = (krait_view){A, {1}, KRAIT_F32, 0};
+  a.Bmat = (krait_view){B, {L * N, N, N, 1}, KRAIT_BF16, 0}, a.Cmat = (krait_view){C, {L * N, N, N, 1}, KRAIT_BF16, 0}, a.seq_idx = (krait_view){sequence, {L, 1}, KRAIT_I32, 0};
+  for (int with = 0; with < 2; with++) {
+    if (with) x[(WHERE * H + 1) * P + 3] = 0x7fc0;
+    a.out = (krait_view){out[with], {L * H * P, H * P, P, 1}, KRAIT_BF16, 0};
+    assert_int_equal(krait_ssd_scratch_bytes(ctx, &a, &a.call.scratch_bytes), KRAIT_OK);
+    a.call.scratch = aligned_alloc(256, (a.call.scratch_bytes + 255) & ~(uint64_t)255);
+    assert_non_null(a.call.scratch);
+    assert_int_equal(krait_ssd(ctx, &a), KRAIT_OK);
+    free(a.call.scratch);
+  }
+  for (int i = 0; i < L * H * P; i++) {
+    const int token = i / (H * P), spoilt = i % (H * P) == P + 3 && token >= WHERE && token < LAST;
+    const float got = kr_bf16_to_float(out[1][i]), want = kr_bf16_to_float(out[0][i]);
+    if (spoilt ? !isnan(got) : !(fabsf(got - want) <= 0.02f * (1 + fabsf(want)))) fail_msg("token %d, channel %d: %g, %g without NaN", token, i % (H * P), (double)got, (double)want);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -330,6 +363,6 @@ int main(int argc, char **argv) {
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;
   if (!kr_cuda_built_tiers() || !has_base_row(op)) return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"), 77;
-  const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op), cmocka_unit_test_prestate(nan_reaches_no_other_token, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -328,6 +328,14 @@ static void offsets_are_read_before_they_are_used(void **state) {
     a->call.scratch = scratch, a->call.scratch_bytes = sizeof scratch;
     assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, a), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
+    fill("ssd", args);
+    krait_ssd_args *ssd = (krait_ssd_args *)args;
+    ssd->B = 1, ssd->S = 2;
+    ssd->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    ssd->varlen_states = (krait_view){.data = storage + 512, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+    ssd->call.scratch = scratch, ssd->call.scratch_bytes = sizeof scratch;
+    assert_int_equal(kr_op_run(&kr_op_ssd, ctx, ssd), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), cases[i].says));
   }
   krait_ctx_close(&ctx);
 }

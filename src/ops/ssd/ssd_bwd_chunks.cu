@@ -2,10 +2,11 @@
  * 64 channels of a head at a time. dy is dout, gated (kr_ssd_bwd_gate, where there is a gate).
  * kr_ssd_bwd_states_nN  a block of four warps walks over a head's chunks with its state in its accumulators and leaves it, in the storage type,
  *                       before each chunk: S forwards; M backwards, which takes dy and C as S takes x and B
- * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, which it takes in turn; S and M known, chunks are apart:
+ * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, taken in turn; S and M known, chunks are apart:
  *                         dC += 2^a dy S          dB += into x M           W += (dy x^T) o 2^(a_i - a_j) d_j, j <= i
  *                         dx = d (P^T dy + 2^(a_end - a) B M^T) + D dy     P = (C B^T) o 2^(a_i - a_j)
  *                       and when all heads are done dC += W B, dB += W^T C. Two warps share 16 tokens and halve the columns.
+ * kr_ssd_bwd_finish     gradients of step sizes from what the tokens' sums pass over
  * kr_ssd_bwd_gate       dy and dz from y before the gate
  * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
  * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu. */
@@ -23,22 +24,21 @@ KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, in
 
 /* ---- states ---- */
 
-/* A warp's 16 rows of the state to its tile, through its own rows of shared memory. */
+/* A warp's 16 rows of the state to its tile: a lane's four words of 32 columns lie side by side there, so that of every 16 words those of four by
+ * four are exchanged. B and C take the same order where tiles meet them. */
 template <int N>
-KR_DEV void leave_state(uint16_t *tile, unsigned char *staged, const float (&s)[N / 8][4]) {
-  const int lane = kr_thread() & 31, g = lane >> 2, q = lane & 3, first = 16 * (kr_thread() >> 5);
-  kr_sync_warp();
+KR_DEV void leave_state(uint16_t *tile, const float (&s)[N / 8][4]) {
+  const int lane = kr_thread() & 31;
+  uint16_t *const to = tile + (16 * (kr_thread() >> 5) + (lane >> 2)) * N + 8 * (lane & 3);
 #pragma unroll
-  for (int j = 0; j < N / 8; j++) {
-    *(uint32_t *)(staged + kr_swizzle<N * 2>(first + g, j) + 4 * q) = pack(s[j][0], s[j][1]);
-    *(uint32_t *)(staged + kr_swizzle<N * 2>(first + g + 8, j) + 4 * q) = pack(s[j][2], s[j][3]);
-  }
-  kr_sync_warp();
+  for (int i = 0; i < N / 32; i++)
 #pragma unroll
-  for (int i = 0; i < N / 16; i++) {
-    const int at = i * 32 + lane, row = first + at / (N / 8), piece = at % (N / 8);
-    *(kr_raw16 *)(tile + row * N + piece * 8) = *(const kr_raw16 *)(staged + kr_swizzle<N * 2>(row, piece));
-  }
+    for (int h = 0; h < 2; h++) {
+      kr_raw16 words;
+#pragma unroll
+      for (int m = 0; m < 4; m++) words.w[m] = pack(s[4 * i + m][2 * h], s[4 * i + m][2 * h + 1]);
+      *(kr_raw16 *)(to + h * 8 * N + 32 * i) = words;
+    }
 }
 
 template <int N, int BACK>
@@ -46,41 +46,26 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const kr_ssd_plan &f = p.f;
   const int STAGE = X_BYTES + Q * N * 2, h = kr_block_x() / f.blocks_per_head, block = kr_block_x() - h * f.blocks_per_head, g = h / f.heads, b = kr_block_z(), w = kr_thread() >> 5, p0 = block * PB;
-  unsigned char *const staged = shared + 2 * STAGE;
-  chunk_steps *const steps = (chunk_steps *)(staged + PB * N * 2);
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32) * KR_LOG2E, bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f;
+  chunk_steps *const steps = (chunk_steps *)(shared + 2 * STAGE);
   const kr_ssd_tensor &rows = BACK ? f.dout : f.x, &matrix = BACK ? f.Cmat : f.Bmat;
   const int64_t row_at = b * rows.b + h * rows.h + p0, matrix_at = b * matrix.b + g * matrix.h;
   float s[N / 8][4];
   load_state<N>(f, BACK ? p.dfinal : f.initial, b, h, p0 + 16 * w, 0, s);
   for (int i = -1; i < p.n_chunks; i++) {
     unsigned char *const now = shared + anew((i & 1) * STAGE), *const next = shared + anew((~i & 1) * STAGE);
-    const int c = BACK ? p.n_chunks - 1 - i : i, more = i + 1 < p.n_chunks;
+    const int c = BACK ? p.n_chunks - 1 - i : i;
     const int64_t t0 = (int64_t)(BACK ? c - 1 : c + 1) * Q;
-    raw_steps raw = {};
     kr_copied<0>();
-    kr_sync();
-    if (more) {
+    if (i >= 0) kr_sync();
+    if (i + 1 < p.n_chunks) {
       copy_rows<PB * 2, WALKERS>(next, rows, row_at, t0, f.L, f.P - p0);
       copy_rows<N * 2, WALKERS>(next + X_BYTES, matrix, matrix_at, t0, f.L, f.N);
+      copy_steps(steps + (~i & 1), steps_at(f, b, h, BACK ? c - 1 : c + 1));
       kr_commit_copies();
-      if (w == 0) raw = load_steps(f, b, h, t0, f.L);
     }
-    if (i >= 0) {
-      leave_state<N>(tile_at<N>(p, BACK ? p.M : p.S, b, h, block, c), staged, s);
-      update_state<N>(s, now, now + X_BYTES, steps[i & 1].into, steps[i & 1].keeps);
-    }
-    if (w == 0 && more) {
-      chunk_steps &to = steps[~i & 1];
-      prepare_steps(f, to, raw, A, bias, t0, f.L);
-      if (BACK) {
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-          const int t = (kr_thread() & 31) + 32 * k;
-          to.into[t] = to.segment[t] == 0 ? kr_exp2(to.a[t]) : 0.0f;
-        }
-      }
-    }
+    if (i < 0) continue;
+    leave_state<N>(tile_at<N>(p, BACK ? p.M : p.S, b, h, block, c), s);
+    take_chunk<N, N, BACK>(s, w, 0, now, now + X_BYTES, steps[i & 1], f.seq_idx != 0);
   }
   if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, 0, s);
 }
@@ -95,11 +80,7 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 3) kr_ssd_bwd_states_n128(const kr_ssd_bwd_pla
 
 /* ---- chunks ---- */
 
-/* A chunk's tokens for a head; and what its warps found for each of them. */
-typedef struct head_steps {
-  float a[Q], d[Q], into[Q], out[Q], segment[Q], raw[Q]; /* into: 2^(a_end - a_j); out: 2^a_i */
-  float keeps, pad[3];
-} head_steps;
+/* What warps found for each token of a head. */
 typedef struct first_sums { /* two of them: a head's are read while the next head's come */
   float before[2][Q], given[2][Q], taken[4][Q], through[8];
 } first_sums;
@@ -107,41 +88,53 @@ typedef struct second_sums { /* read before the next head's come */
   float after[2][Q], inputs[2][Q], dD[THREADS / 32][PB];
 } second_sums;
 
+/* Their sums, for kr_ssd_bwd_finish: (B,H,chunks). */
+typedef struct token_sums {
+  kr_float4 of[Q]; /* from the state before, to what comes after, <M, x (outer) B>, taken less given */
+  float through, pad[3];
+} token_sums;
+
+KR_DEV token_sums *sums_at(const kr_ssd_bwd_plan &p, int b, int h, int64_t chunk) { return (token_sums *)p.tokens + ((int64_t)b * p.f.H + h) * p.n_chunks + chunk; }
+
 typedef struct place {
   int b, g, h, block, p0, chunk, n; /* n: tokens */
   int64_t t0;
 } place;
-
-KR_DEV void prepare_head(const kr_ssd_plan &f, const place &at, int h, head_steps &s, const raw_steps &r) {
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32) * KR_LOG2E, bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f;
-  const lane_steps v = sum_steps(f, r, A, bias, at.t0, f.L);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int i = (kr_thread() & 31) + 32 * k;
-    s.a[i] = v.a[k], s.d[i] = v.d[k], s.segment[i] = v.segment[k], s.raw[i] = v.raw[k];
-    s.into[i] = v.segment[k] == v.last ? kr_exp2(v.total - v.a[k]) : 0.0f;
-    s.out[i] = v.segment[k] == 0 ? kr_exp2(v.a[k]) : 0.0f;
-  }
-  if ((kr_thread() & 31) == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f;
-}
 
 template <int N>
 KR_DEV void copy_tile(unsigned char *to, const uint16_t *from) {
   const int per_row = N / 8, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
   to += kr_swizzle<N * 2>(row, piece), from += row * N + piece * 8;
 #pragma unroll
-  for (int k = 0; k < PB / rows; k++) kr_copy16(to + k * rows * N * 2, from + k * rows * N);
+  for (int k = 0; k < PB / rows; k++) kr_copy_some(to + k * rows * N * 2, from + k * rows * N, 16);
 }
 
-/* x, dy, S, M of a head. */
+/* B or C in the order of a tile's columns. */
 template <int N>
-KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage) {
+KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_tensor &v, const place &at) {
+  const int per_row = N / 8, row = kr_thread() / per_row, piece = kr_thread() % per_row, left = f.N - piece * 8;
+#pragma unroll
+  for (int k = 0; k < Q * per_row / THREADS; k++) {
+    const int t = row + k * (THREADS / per_row);
+    const uint16_t *const from = (const uint16_t *)v.data + at.b * v.b + (at.t0 + t) * v.t + at.g * v.h + piece * 8;
+    kr_raw16 words = {{0, 0, 0, 0}};
+    if (t < at.n && left >= 8) words = *(const kr_raw16 *)from;
+    else if (t < at.n) for (int n = 0; n < left; n++) words.w[n >> 1] |= (uint32_t)from[n] << 16 * (n & 1);
+#pragma unroll
+    for (int q = 0; q < 4; q++) *(uint32_t *)(to + kr_swizzle<N * 2>(t, (piece & ~3) + q) + 4 * (piece & 3)) = words.w[q];
+  }
+}
+
+/* x, dy, S, M and step sizes of a head. */
+template <int N>
+KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage, chunk_steps *steps) {
   const kr_ssd_plan &f = p.f;
   const int p0 = block * PB;
   copy_rows<PB * 2, THREADS>(stage, f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0);
   copy_rows<PB * 2, THREADS>(stage + X_BYTES, f.dout, at.b * f.dout.b + h * f.dout.h + p0, at.t0, f.L, f.P - p0);
   copy_tile<N>(stage + 2 * X_BYTES, tile_at<N>(p, p.S, at.b, h, block, at.chunk));
   copy_tile<N>(stage + 2 * X_BYTES + PB * N * 2, tile_at<N>(p, p.M, at.b, h, block, at.chunk));
+  copy_steps(steps, steps_at(f, at.b, h, at.chunk));
   kr_commit_copies();
 }
 
@@ -153,7 +146,7 @@ KR_DEV float add_row(float v) {
 
 /* What the products before the exchange of P give: P to shared memory, W, dC, and sums of tokens. */
 template <int N>
-KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C, unsigned char *passes, const head_steps &s, first_sums &sums,
+KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C, unsigned char *passes, const chunk_steps &s, first_sums &sums,
                        const float (&CB)[4][4], float (&W)[4][4], float (&dC)[N / 16][4]) {
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const S = dy + X_BYTES;
   float xy[4][4], t[N / 16][4];
@@ -183,7 +176,7 @@ KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigne
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = me.row + 8 * h;
-    const float out = s.out[row];
+    const float out = state_reaches(s, row);
 #pragma unroll
     for (int j = 0; j < N / 16; j++) {
       const uint32_t c = *(const uint32_t *)(C + kr_swizzle<N * 2>(row, me.n * (N / 16) + j) + 4 * me.q);
@@ -246,8 +239,8 @@ KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_s
 
 /* dx of the head, and dB. */
 template <int N>
-KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage, const unsigned char *B, const unsigned char *passes, unsigned char *staged,
-                        const head_steps &s, second_sums &sums, const float *D, float (&dB)[N / 16][4]) {
+KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage, const unsigned char *B, const unsigned char *passes,
+                        const chunk_steps &s, second_sums &sums, const float *D, float (&dB)[N / 16][4]) {
   const kr_ssd_plan &f = p.f;
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const M = dy + X_BYTES + PB * N * 2;
   float within[4][4], after[4][4];
@@ -274,12 +267,12 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
       kr_mma_as(half_type(), after[2 * j + 1], a, b[2], b[3]);
     }
   }
-  kr_sync_warp();
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = me.row + 8 * h;
-    const float d = s.d[row], into = s.into[row];
-    const int padding = s.segment[row] < 0;
+    const float d = s.d[row], into = s.segment[row] == s.last ? kr_exp2(s.total - s.a[row]) : 0.0f;
+    const int padding = s.segment[row] < 0, writes = p.dx.data && row < at.n;
+    uint16_t *const to = (uint16_t *)p.dx.data + at.b * p.dx.b + (at.t0 + row) * p.dx.t + at.h * p.dx.h + at.p0 + 32 * me.n + 2 * me.q;
     float inputs = 0, from_after = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -294,20 +287,14 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
         const kr_float2 skip = *(const kr_float2 *)&D[8 * chunk + 2 * me.q];
         dx_low = kr_fma(skip.v[0], kr_unpack(own, 0, KR_DTYPE), dx_low), dx_high = kr_fma(skip.v[1], kr_unpack(own, 1, KR_DTYPE), dx_high);
       }
-      *(uint32_t *)(staged + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q) = padding ? 0 : pack(dx_low, dx_high);
+      const int left = f.P - at.p0 - (8 * chunk + 2 * me.q);
+      const uint32_t dx = padding ? 0 : pack(dx_low, dx_high);
+      if (!writes || left <= 0) continue;
+      if (left > 1) *(uint32_t *)(to + 8 * j) = dx;
+      else to[8 * j] = (uint16_t)dx;
     }
     inputs = add_row(inputs), from_after = add_row(from_after);
     if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = d * from_after;
-  }
-  kr_sync_warp();
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int row = 16 * me.m + i * 8 + (me.lane >> 2), chunk = 4 * me.n + (me.lane & 3), left = f.P - at.p0 - chunk * 8;
-    const unsigned char *const from = staged + kr_swizzle<PB * 2>(row, chunk);
-    uint16_t *const to = (uint16_t *)p.dx.data + at.b * p.dx.b + (at.t0 + row) * p.dx.t + at.h * p.dx.h + at.p0 + chunk * 8;
-    if (!p.dx.data || row >= at.n || left <= 0) continue;
-    if (left >= 8) *(kr_raw16 *)to = *(const kr_raw16 *)from;
-    else for (int k = 0; k < left; k++) to[k] = ((const uint16_t *)from)[k];
   }
   float t[N / 16][4];
 #pragma unroll
@@ -322,13 +309,13 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
       kr_mma_as(half_type(), t[2 * j + 1], a, b[2], b[3]);
     }
   }
-  const float low = s.into[me.row] * s.d[me.row], high = s.into[me.row + 8] * s.d[me.row + 8];
+  const float low = s.segment[me.row] == s.last ? kr_exp2(s.total - s.from[me.row]) : 0.0f, high = s.segment[me.row + 8] == s.last ? kr_exp2(s.total - s.from[me.row + 8]) : 0.0f;
 #pragma unroll
   for (int j = 0; j < N / 16; j++) dB[j][0] = kr_fma(low, t[j][0], dB[j][0]), dB[j][1] = kr_fma(low, t[j][1], dB[j][1]), dB[j][2] = kr_fma(high, t[j][2], dB[j][2]), dB[j][3] = kr_fma(high, t[j][3], dB[j][3]);
 }
 
 /* Sums of dy x over the chunk, for each channel: a warp takes eight tokens, a lane two channels. */
-KR_DEV void sum_dD(const unsigned char *stage, const head_steps &s, second_sums &sums) {
+KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, second_sums &sums) {
   const int lane = kr_thread() & 31, w = kr_thread() >> 5;
   float low = 0, high = 0;
 #pragma unroll
@@ -341,61 +328,30 @@ KR_DEV void sum_dD(const unsigned char *stage, const head_steps &s, second_sums 
   *(kr_float2 *)&sums.dD[w][2 * lane] = kr_float2{{low, high}};
 }
 
-/* What a lane of the second warp has added up of its tokens over a head's blocks of channels. */
-typedef struct token_sums {
-  float before[2], after[2], inputs[2], change[2], through;
-} token_sums;
-
-/* By the second warp, a head after it was done: gradients of its steps, sums over the chunk. */
-KR_DEV void finish_head(const kr_ssd_bwd_plan &p, const place &at, const head_steps &s, const first_sums &sums, const second_sums &others, token_sums &v) {
-  const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31;
-  float *const parts = p.parts + (((int64_t)at.b * p.n_chunks + at.chunk) * f.H + at.h) * (f.P + 2);
-  if (at.block == 0) v = token_sums{};
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int t = lane + 32 * k, c = at.p0 + t;
+/* What the warps found for a head, added up and left: by the block's first threads, a head after it was done. */
+KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_sums &sums, const second_sums &others) {
+  const int t = kr_thread() & (Q - 1), c = at.p0 + t;
+  token_sums &to = *sums_at(p, at.b, at.h, at.chunk);
+  if (kr_thread() < Q) {
+    kr_float4 v = {{sums.before[0][t] + sums.before[1][t], others.after[0][t] + others.after[1][t], others.inputs[0][t] + others.inputs[1][t],
+                    (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t]) - (sums.given[0][t] + sums.given[1][t])}};
+    if (at.block)
+      for (int k = 0; k < 4; k++) v.v[k] += to.of[t].v[k];
+    to.of[t] = v;
+  } else if (kr_thread() < 2 * Q && p.dD.data && c < p.f.P) {
     float sum = 0;
-    v.before[k] += sums.before[0][t] + sums.before[1][t], v.after[k] += others.after[0][t] + others.after[1][t], v.inputs[k] += others.inputs[0][t] + others.inputs[1][t];
-    v.change[k] += (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t]) - (sums.given[0][t] + sums.given[1][t]);
-    for (int w = 0; w < THREADS / 32 && p.dD.data; w++) sum += others.dD[w][t];
-    if (c < f.P) parts[c] = sum;
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; w++) sum += others.dD[w][t];
+    p.parts[(((int64_t)at.b * p.n_chunks + at.chunk) * p.f.H + at.h) * (p.f.P + 2) + c] = sum;
+  } else if (kr_thread() == 2 * Q) {
+    float sum = at.block ? to.through : 0.0f;
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; w++) sum += sums.through[w];
+    to.through = sum;
   }
-  for (int w = 0; w < THREADS / 32; w++) v.through += s.keeps == 0 ? 0.0f : s.keeps * sums.through[w];
-  if (at.block + 1 < f.blocks_per_head) return;
-  float begun[2], q[2], still[2], dA = 0, bias = 0;
-#pragma unroll
-  for (int k = 0; k < 2; k++) begun[k] = sum_up(v.change[k] + v.after[k]);
-  q[0] = begun[0] - (v.change[0] + v.after[0]), q[1] = kr_shuffle_from(begun[0], 31) + begun[1] - (v.change[1] + v.after[1]);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    still[k] = v.before[k];
-#pragma unroll
-    for (int by = 1; by < 32; by <<= 1) {
-      const float other = kr_shuffle_down(still[k], by, 32);
-      if (lane + by < 32) still[k] += other;
-    }
-  }
-  still[0] += kr_shuffle_from(still[1], 0);
-  const float A = kr_load(f.A.data, at.h * f.A.h, KRAIT_F32);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int t = lane + 32 * k;
-    const float passing = q[k] + still[k] + v.through, unclamped = f.softplus ? kr_softplus(s.raw[t]) : s.raw[t];
-    const int counts = t < at.n && s.segment[t] >= 0;
-    float dd = counts ? kr_fma(A, passing, v.inputs[k]) : 0.0f;
-    if (counts) dA = kr_fma(s.d[t], passing, dA);
-    if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
-    if (f.softplus && s.raw[t] <= 20.0f) dd *= kr_softplus_slope(unclamped);
-    if (t < at.n && p.ddt.data) kr_store(p.ddt.data, at.b * p.ddt.b + (at.t0 + t) * p.ddt.t + at.h * p.ddt.h, p.ddt.dtype, dd);
-    if (t < at.n) bias += dd;
-  }
-#pragma unroll
-  for (int d = 1; d < 32; d <<= 1) dA += kr_shuffle_xor(dA, d), bias += kr_shuffle_xor(bias, d);
-  if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
 }
 
-/* A warp's part of dB or dC: a pair of columns each. */
+/* A warp's part of dB or dC: a lane's four words are eight columns (leave_state). */
 template <int N>
 KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole, const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
 #pragma unroll
@@ -403,19 +359,23 @@ KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_p
     const int row = me.row + 8 * h;
     if (row >= at.n) continue;
 #pragma unroll
-    for (int j = 0; j < N / 16; j++) {
-      const int n = me.n * (N / 2) + 8 * j + 2 * me.q;
-      const float low = d[j][2 * h], high = d[j][2 * h + 1];
-      if (n >= p.f.N) continue;
-      if (p.n_splits > 1) {
-        float *const to = (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
-        to[0] = low;
-        if (n + 1 < p.f.N) to[1] = high;
-      } else if (whole.data) {
-        uint16_t *const to = (uint16_t *)whole.data + at.b * whole.b + (at.t0 + row) * whole.t + at.g * whole.h + n;
+    for (int i = 0; i < N / 64; i++) {
+      const int n = me.n * (N / 2) + 32 * i + 8 * me.q;
+      float *const parts = (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
+      uint16_t *const to = (uint16_t *)whole.data + at.b * whole.b + (at.t0 + row) * whole.t + at.g * whole.h + n;
+#pragma unroll
+      for (int m = 0; m < 4; m++) {
+        const float low = d[4 * i + m][2 * h], high = d[4 * i + m][2 * h + 1];
         const uint32_t two = pack(low, high);
-        if (n + 1 < p.f.N) *(uint32_t *)to = two;
-        else to[0] = (uint16_t)two;
+        const int left = p.f.N - n - 2 * m;
+        if (left <= 0) continue;
+        if (p.n_splits > 1) {
+          parts[2 * m] = low;
+          if (left > 1) parts[2 * m + 1] = high;
+        } else if (whole.data) {
+          if (left > 1) *(uint32_t *)(to + 2 * m) = two;
+          else to[2 * m] = (uint16_t)two;
+        }
       }
     }
   }
@@ -466,7 +426,7 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   const kr_ssd_plan &f = p.f;
   const warp_place me = my_place();
   unsigned char *const B = shared + p.n_stages * STAGE, *const C = B + Q * N * 2, *const passes = C + Q * N * 2;
-  head_steps *const steps = (head_steps *)(passes + Q * Q * 2);
+  chunk_steps *const steps = (chunk_steps *)(passes + Q * Q * 2);
   first_sums *const firsts = (first_sums *)(steps + 2);
   second_sums &seconds = *(second_sums *)(firsts + 2);
   float *const D = (float *)(&seconds + 1); /* [PB] */
@@ -474,21 +434,14 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   const int split = kr_block_y() - at.g * p.n_splits, per_split = (f.heads + p.n_splits - 1) / p.n_splits, h0 = split * per_split, first = at.g * f.heads + h0;
   const int n_heads = f.heads - h0 < per_split ? f.heads - h0 : per_split, n = n_heads > 0 ? n_heads * f.blocks_per_head : 0;
   float CB[4][4], W[4][4], dB[N / 16][4], dC[N / 16][4];
-  token_sums tokens = {};
   at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
 #pragma unroll
   for (int j = 0; j < N / 16; j++) clear(dB[j]), clear(dC[j]);
 #pragma unroll
   for (int j = 0; j < 4; j++) clear(CB[j]), clear(W[j]);
-  copy_rows<N * 2, THREADS>(B, f.Bmat, at.b * f.Bmat.b + at.g * f.Bmat.h, at.t0, f.L, f.N);
-  copy_rows<N * 2, THREADS>(C, f.Cmat, at.b * f.Cmat.b + at.g * f.Cmat.h, at.t0, f.L, f.N);
-  if (n) {
-    copy_head<N>(p, at, first, 0, shared);
-    if (kr_thread() < 32) prepare_head(f, at, first, steps[0], load_steps(f, at.b, first, at.t0, f.L));
-  } else {
-    kr_commit_copies();
-  }
-  kr_copied<0>();
+  if (n) copy_head<N>(p, at, first, 0, shared, steps);
+  copy_matrix<N>(B, f, f.Bmat, at);
+  copy_matrix<N>(C, f, f.Cmat, at);
   kr_sync();
 #pragma unroll
   for (int k = 0; k < N / 16; k++) {
@@ -505,32 +458,29 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   for (int i = 0; i < n; i++) {
     const int turn = i & 1, more = i + 1 < n;
     unsigned char *const stage = shared + anew(turn * second_stage), *const S = stage + 2 * X_BYTES;
-    raw_steps raw = {};
     go_to(at, f, first, i);
     go_to(next, f, first, i + 1);
     kr_copied<0>();
     kr_sync();
-    if (more && second_stage) copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage));
-    if (kr_thread() < 32 && more) raw = load_steps(f, at.b, next.h, at.t0, f.L);
+    if (more && second_stage) copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage), steps + (turn ^ 1));
     if (kr_thread() < PB) D[kr_thread()] = f.D.data && at.p0 + kr_thread() < f.P ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype) : 0.0f;
-    if (kr_thread() >> 5 == 1 && i) {
+    if (i) {
       place before = at;
       go_to(before, f, first, i - 1);
-      finish_head(p, before, steps[turn ^ 1], firsts[turn ^ 1], seconds, tokens);
+      leave_sums(p, before, firsts[turn ^ 1], seconds);
     }
     first_half<N>(f, me, stage, C, passes, steps[turn], firsts[turn], CB, W, dC);
     pass_through<N>(S, S + PB * N * 2, firsts[turn]);
     kr_sync();
-    if (kr_thread() < 32 && more) prepare_head(f, at, next.h, steps[turn ^ 1], raw);
     if (p.dD.data) sum_dD(stage, steps[turn], seconds);
-    second_half<N>(p, at, me, stage, B, passes, S, steps[turn], seconds, D, dB);
+    second_half<N>(p, at, me, stage, B, passes, steps[turn], seconds, D, dB);
     if (more && !second_stage) {
       kr_sync();
-      copy_head<N>(p, at, next.h, next.block, shared);
+      copy_head<N>(p, at, next.h, next.block, shared, steps + (turn ^ 1));
     }
   }
   kr_sync();
-  if (kr_thread() >> 5 == 1 && n) finish_head(p, at, steps[(n - 1) & 1], firsts[(n - 1) & 1], seconds, tokens);
+  if (n) leave_sums(p, at, firsts[(n - 1) & 1], seconds);
   add_within<N>(me, passes, B, C, W, dB, dC);
   store_matrix<N>(p, at, me, p.dB, p.sum_B, split, dB);
   store_matrix<N>(p, at, me, p.dC, p.sum_C, split, dC);
@@ -538,6 +488,50 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
+
+/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. */
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
+  const kr_ssd_plan &f = p.f;
+  const int lane = kr_thread() & 31, chunk = kr_block_x() * (WALKERS / 32) + (kr_thread() >> 5), h = kr_block_y(), b = kr_block_z();
+  const int64_t t0 = (int64_t)chunk * Q;
+  if (t0 >= f.L) return;
+  const token_sums &sums = *sums_at(p, b, h, chunk);
+  const chunk_steps &s = *steps_at(f, b, h, chunk);
+  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s), through = left == 0 ? 0.0f : left * sums.through;
+  float *const parts = p.parts + (((int64_t)b * p.n_chunks + chunk) * f.H + h) * (f.P + 2);
+  float begun[2], still[2], inputs[2], q[2], dA = 0, bias = 0;
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const kr_float4 v = sums.of[lane + 32 * k];
+    q[k] = -(v.v[3] + v.v[1]), begun[k] = sum_up(v.v[3] + v.v[1]), still[k] = v.v[0], inputs[k] = v.v[2];
+#pragma unroll
+    for (int by = 1; by < 32; by <<= 1) {
+      const float other = kr_shuffle_down(still[k], by, 32);
+      if (lane + by < 32) still[k] += other;
+    }
+  }
+  q[0] += begun[0], q[1] += kr_shuffle_from(begun[0], 31) + begun[1];
+  still[0] += kr_shuffle_from(still[1], 0);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int t = lane + 32 * k;
+    const int64_t token = t0 + t;
+    if (token >= f.L) continue;
+    float raw = kr_load(f.dt.data, b * f.dt.b + token * f.dt.t + h * f.dt.h, f.dt.dtype);
+    if (f.bias.data) raw += kr_load(f.bias.data, h * f.bias.h, f.bias.dtype);
+    const float passing = q[k] + still[k] + through, unclamped = f.softplus ? kr_softplus(raw) : raw;
+    const int counts = s.segment[t] >= 0;
+    float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
+    if (counts) dA = kr_fma(s.d[t], passing, dA);
+    if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
+    if (f.softplus && raw <= 20.0f) dd *= kr_softplus_slope(unclamped);
+    if (p.ddt.data) kr_store(p.ddt.data, b * p.ddt.b + token * p.ddt.t + h * p.ddt.h, p.ddt.dtype, dd);
+    bias += dd;
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) dA += kr_shuffle_xor(dA, d), bias += kr_shuffle_xor(bias, d);
+  if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
+}
 
 /* dB and dC of a group from the blocks that shared its heads: a thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {

@@ -119,7 +119,7 @@ KR_CUDA_TIERS(ssd_bwd, run)
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_bwd_chunks_f16", name}, {"ssd_bwd_chunks_bf16", name}}
 static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
 static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
-static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
+static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), finish_kernel[3] = CHUNKS("kr_ssd_bwd_finish"), sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
 
 static int64_t columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
 static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
@@ -143,7 +143,7 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (a->dt_min < 0) return "a negative dt_min";
   if (is_both(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
-  if (a->G > 4096) return "more than 4096 groups";
+  if (a->G > 4096 || a->H > 65535) return "more than 4096 groups or 65535 heads";
   if (refuse_tensors(a)) return refuse_tensors(a);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 1) ? "too little shared memory" : NULL;
 }
@@ -158,7 +158,7 @@ static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
 }
 
 typedef struct chunks_layout {
-  uint64_t S, M, sum_B, sum_C, parts, y, end;
+  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, y, end;
 } chunks_layout;
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
@@ -168,6 +168,7 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
   l.S = place(&l.end, tiles / 2), l.M = place(&l.end, tiles / 2);
   l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
   l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.steps = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)), l.tokens = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
   l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
   return l;
 }
@@ -193,6 +194,7 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
   p.n_splits = splits_of(ctx, a);
   p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
+  p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens;
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
   p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
@@ -204,14 +206,17 @@ int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   const int wide = a->N > 64, dtype = a->x.dtype;
   kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
+  KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
   const uint32_t batch = (uint32_t)a->B;
   const kr_grid states = {.x = (uint32_t)(a->H * p.f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
   const kr_grid inner = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)(a->G * p.n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p.n_stages), .stream = a->call.stream};
   const kr_grid sum = {.x = p.n_splits > 1 ? (uint32_t)((a->L * a->G * a->N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS) : 0, .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  const kr_grid finish = {.x = (uint32_t)((p.n_chunks + 3) / 4), .y = (uint32_t)a->H, .z = batch, .block = KR_SSD_THREADS, .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, &p, sizeof p));
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, &p, sizeof p));
   if (sum.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, &p, sizeof p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[dtype], &finish, &p, sizeof p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }

@@ -6,9 +6,10 @@
 #include "ssd_plan.h"
 
 #define KR_SSD_BWD_THREADS 256
-#define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + KR_SSD_P * (N) * 2 + 2 * (4 * KR_SSD_CHUNK + 4) * 4)
+#define KR_SSD_BWD_TOKENS_BYTES KR_SSD_STEPS_BYTES /* sums that are left of a chunk of a head */
+#define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + 2 * KR_SSD_STEPS_BYTES)
 #define KR_SSD_BWD_INNER_SHARED(N, stages) ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK \
-  + 4 * (2 * (6 * KR_SSD_CHUNK + 4) + 2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))
+  + 2 * KR_SSD_STEPS_BYTES + 4 * (2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))
 
 typedef struct kr_ssd_bwd_plan {
   kr_ssd_plan f;
@@ -18,6 +19,7 @@ typedef struct kr_ssd_bwd_plan {
   kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */
   kr_ssd_tensor dA, dbias, dD;             /* h, n */
   void *S, *M;                             /* (B,H,chunks,P,N): the state before, its gradient after each chunk */
+  void *tokens;                            /* (B,H,chunks) of KR_SSD_BWD_TOKENS_BYTES */
   float *parts;                            /* (B,chunks,H,P + 2): sums of dD, dA and dt_bias's over a chunk */
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is what the gate leaves of it */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */

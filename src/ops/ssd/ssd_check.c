@@ -52,7 +52,7 @@ static void choose_steps(kr_case *c) {
 static void set_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
-    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, view->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
+    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
   }
 }
 

@@ -3,10 +3,13 @@
  * With a the running sum of d A since the chunk began (in powers of two):
  *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i     S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
  * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows of C, when both have
- * read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the next chunk and its step sizes are under way meanwhile.
+ * read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the next chunk are under way meanwhile.
+ * kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
- * kr_ssd_join        start states of the segments from their ends */
+ * kr_ssd_join        start states of the segments from their ends
+ * NaN or infinity in x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a head is
+ * walked again token by token (p.spoilt). */
 #include "ssd_mma.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };
@@ -39,7 +42,8 @@ KR_DEV kr_ssd_tensor segment_states(const kr_ssd_plan &p, const place &at) {
 }
 
 template <int N, int ONLY_ENDS>
-KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *stage, int64_t t0) {
+KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *stage, chunk_steps *steps, int64_t t0) {
+  copy_steps(steps, steps_at(p, at.b, at.h, t0 / Q));
   copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
   copy_rows<N * 2, THREADS>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
   if (!ONLY_ENDS) copy_rows<N * 2, THREADS>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
@@ -61,33 +65,6 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
   for (int j = 0; j < N / 16; j++) {
     *(uint32_t *)(shared + kr_swizzle<N * 2>(me.row, me.n * (N / 16) + j) + 4 * me.q) = pack(s[j][0], s[j][1]);
     *(uint32_t *)(shared + kr_swizzle<N * 2>(me.row + 8, me.n * (N / 16) + j) + 4 * me.q) = pack(s[j][2], s[j][3]);
-  }
-}
-
-/* S = keeps S + (into X)^T B. */
-template <int N>
-KR_DEV void take_chunk(float (&s)[N / 16][4], const warp_place &me, const unsigned char *x, const unsigned char *B, const chunk_steps &steps) {
-  const float keeps = steps.keeps;
-#pragma unroll
-  for (int j = 0; j < N / 16; j++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) s[j][k] = keeps == 0 ? 0.0f : s[j][k] * keeps; /* not even NaN may pass to another sequence */
-#pragma unroll
-  for (int k = 0; k < Q / 16; k++) {
-    uint32_t a[4], b[4];
-    kr_load_matrices_turned(a, x + kr_swizzle<PB * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const kr_float2 into = *(const kr_float2 *)&steps.into[16 * k + (i >> 1) * 8 + 2 * me.q];
-#pragma unroll
-      for (int h = 0; h < 2; h++) a[i + h] = pack(kr_unpack(a[i + h], 0, KR_DTYPE) * into.v[0], kr_unpack(a[i + h], 1, KR_DTYPE) * into.v[1]);
-    }
-#pragma unroll
-    for (int j = 0; j < N / 32; j++) {
-      load_b_turned<N * 2>(b, B, me, k, me.n * (N / 16) + 2 * j);
-      kr_mma_as(half_type(), s[2 * j], a, b[0], b[1]);
-      kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
-    }
   }
 }
 
@@ -128,7 +105,7 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
     }
   }
   const float a0 = steps.a[me.row], a1 = steps.a[me.row + 8], segment0 = steps.segment[me.row], segment1 = steps.segment[me.row + 8];
-  const float low = segment0 == 0 ? kr_exp2(a0) : 0.0f, high = segment1 == 0 ? kr_exp2(a1) : 0.0f;
+  const float low = state_reaches(steps, me.row), high = state_reaches(steps, me.row + 8);
 #pragma unroll
   for (int j = 0; j < 4; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
   sync_pair(me);
@@ -200,16 +177,14 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
   const warp_place me = my_place();
-  const int first_warp = kr_thread() < 32;
   unsigned char *const state = shared + 2 * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
-  const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
   float s[N / 16][4], decay = 0;
+  int spoilt = 0;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
-  copy_chunk<N, ONLY_ENDS>(p, at, shared, at.begin);
-  if (first_warp) prepare_steps(p, steps[0], load_steps(p, at.b, at.h, at.begin, at.end), A, bias, at.begin, at.end);
+  copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);
   if (ONLY_ENDS) {
 #pragma unroll
     for (int j = 0; j < N / 16; j++) clear(s[j]);
@@ -221,26 +196,25 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
-    raw_steps next = {};
     kr_copied<0>();
     kr_sync();
-    if (t0 + Q < at.end) copy_chunk<N, ONLY_ENDS>(p, at, shared + (turn ^ 1) * stage_bytes<N>(), t0 + Q);
-    if (first_warp && t0 + Q < at.end) next = load_steps(p, at.b, at.h, t0 + Q, at.end);
+    if (t0 + Q < at.end) copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
       output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
       output_within<N>(y, me, C, x);
       write_output(p, at, me, y, x, D, now, t0);
     }
-    take_chunk<N>(s, me, x, B, now);
-    if (now.last_segment != 0) decay = 1.0f;
-    else if (decay <= 0) decay += now.total;
-    if (!ONLY_ENDS) {
+    spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
+    if (ONLY_ENDS) {
+      if (now.last != 0) decay = 1.0f;
+      else if (decay <= 0) decay += now.total;
+    } else {
       kr_sync();
       share_state<N>(state, me, s);
     }
-    if (first_warp && t0 + Q < at.end) prepare_steps(p, steps[turn ^ 1], next, A, bias, t0 + Q, at.end);
   }
+  if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
     store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
     if (kr_thread() == 0 && at.p0 == 0) p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
@@ -249,8 +223,8 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_plan p) { walk<256, 0>(p); }
@@ -270,4 +244,21 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
     *place = s;
     s = decay > 0 ? end : kr_fma(kr_exp2(decay), s, end);
   }
+}
+
+/* A warp per chunk of a head. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
+  const int64_t chunk = (int64_t)kr_block_x() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), t0 = chunk * Q;
+  const int h = kr_block_y(), b = kr_block_z(), lane = kr_thread() & 31;
+  if (t0 >= p.L) return;
+  const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
+  const lane_steps v = sum_steps(p, load_steps(p, b, h, t0, p.L), A, bias, t0, p.L);
+  chunk_steps &s = *(chunk_steps *)steps_at(p, b, h, chunk);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int i = lane + 32 * k;
+    s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k], s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
+  }
+  if (lane == 0) s.total = v.total, s.last = v.last;
+  if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;
 }

@@ -1,6 +1,6 @@
 /* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads are too few to fill
  * the device, time is cut into segments: their end states from zero, a walk over them, then every segment from its true state.
- * Everything else walks token by token. */
+ * Everything else walks token by token, and so does a head again in which chunks met NaN or infinity. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "ssd_host.h"
@@ -12,7 +12,7 @@ static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
 static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"), CHUNKS("kr_ssd_chunks_n256")};
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
-static const kr_kernel join[3] = CHUNKS("kr_ssd_join");
+static const kr_kernel join[3] = CHUNKS("kr_ssd_join"), steps_kernel[3] = CHUNKS("kr_ssd_steps");
 
 static kr_ssd_plan plan_of(const krait_ssd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
@@ -69,7 +69,7 @@ static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 
 static uint32_t chunk_shared_bytes(int64_t N) {
   const uint32_t columns = N <= 64 ? 64 : N <= 128 ? 128 : 256, stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
-  return 2 * stage + KR_SSD_P * columns * 2 + 2 * (4 * KR_SSD_CHUNK + 4) * 4 + KR_SSD_P * 4;
+  return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
@@ -81,8 +81,10 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
+  if (a->out.data == a->x.data || a->out.data == a->z.data) return "an output in place of an input, which a second walk may need";
   if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
+  if (a->H > 65535) return "more than 65535 heads";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
@@ -99,11 +101,30 @@ static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
 
 static int64_t segment_floats(const kr_ssd_plan *p) { return (int64_t)p->B * p->H * p->n_segments * p->P * p->N; }
 
+/* Bytes from scratch's begin: states of segments, what is left of them, step sizes. */
+typedef struct chunks_layout {
+  uint64_t decay, steps, spoilt, end;
+} chunks_layout;
+
+static chunks_layout lay_out(const kr_ssd_plan *p) {
+  const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  chunks_layout l = {.decay = pieces ? kr_scratch_round((uint64_t)segment_floats(p) * sizeof(float)) : 0};
+  l.steps = l.decay + kr_scratch_round((uint64_t)pieces * sizeof(float));
+  l.spoilt = l.steps + (uint64_t)((int64_t)p->B * p->H * n_chunks) * KR_SSD_STEPS_BYTES;
+  l.end = l.spoilt + (uint64_t)((int64_t)p->B * p->H) * sizeof(int32_t);
+  return l;
+}
+
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   kr_ssd_plan p = plan_of(args, 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  if (p.n_segments == 1) return 0;
-  return kr_scratch_round((uint64_t)segment_floats(&p) * sizeof(float)) + (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.n_segments * sizeof(float);
+  return lay_out(&p).end;
+}
+
+int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+  const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  const kr_grid grid = {.x = (uint32_t)((n_chunks + warps - 1) / warps), .y = (uint32_t)p->H, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
 }
 
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
@@ -119,14 +140,18 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const int dtype = a->x.dtype;
   kr_grid grid = {.x = (uint32_t)(p.H * p.blocks_per_head), .y = (uint32_t)p.n_segments, .z = (uint32_t)p.B, .block = KR_SSD_CHUNK_THREADS,
                   .shared_bytes = chunk_shared_bytes(a->N), .stream = a->call.stream};
+  const chunks_layout l = lay_out(&p);
+  p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
+  KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   if (p.n_segments > 1) {
     p.segment_state = a->call.scratch;
-    p.segment_decay = (float *)((char *)a->call.scratch + kr_scratch_round((uint64_t)segment_floats(&p) * sizeof(float)));
+    p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width_of(a->N)][dtype], &grid, &p, sizeof p));
     const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
   }
-  return kr_ssd_launch_chunks(ctx, &p, a->call.stream);
+  KR_TRY(kr_ssd_launch_chunks(ctx, &p, a->call.stream));
+  return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }
 
 KR_CUDA_TIERS(ssd, run)

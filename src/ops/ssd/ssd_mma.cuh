@@ -15,13 +15,33 @@ typedef kr_bf16 half_type;
 
 enum { Q = KR_SSD_CHUNK, PB = KR_SSD_P, X_BYTES = Q * PB * 2 };
 
-/* What a chunk's tokens decay by; two of them, for this chunk and the next. */
+/* What a chunk's tokens decay by, made by kr_ssd_steps for every head. a: running sums of log2 of the decays; from: a_j - log2 d_j, so that
+ * 2^(total - from_j) is what is left of token j's input at the end; segment: sequences begun since the chunk began, -1 at padding. */
 typedef struct chunk_steps {
-  float a[Q], from[Q], into[Q], segment[Q]; /* from: a_j - log2 |d_j|; into: 2^(a_end - a_j) d_j, 0 where a sequence begins after j; segment: sequences begun since */
-  float keeps, total, last_segment, pad; /* keeps: what is left of the state before the chunk; total: a_end */
+  float a[Q], from[Q], d[Q], segment[Q];
+  float total, last, pad[2]; /* a at the end, sequences begun */
 } chunk_steps;
 
-/* dt and sequence of the tokens that a lane of the first warp prepares: lane and lane + 32 of a chunk. */
+KR_DEV const chunk_steps *steps_at(const kr_ssd_plan &p, int b, int h, int64_t chunk) {
+  return (const chunk_steps *)p.steps + ((int64_t)b * p.H + h) * ((p.L + Q - 1) / Q) + chunk;
+}
+
+/* By the block's first threads. */
+KR_DEV void copy_steps(chunk_steps *to, const chunk_steps *from) {
+  if (kr_thread() < (int)sizeof(chunk_steps) / 16) kr_copy_some((char *)to + 16 * kr_thread(), (const char *)from + 16 * kr_thread(), 16);
+}
+
+/* What is left at the end of the state before the chunk, of a token's input, and at a token of the state before. */
+KR_DEV float state_left(const chunk_steps &s) { return s.last == 0 ? kr_exp2(s.total) : 0.0f; }
+KR_DEV kr_float2 inputs_left(const chunk_steps &s, int has_sequences, int j) {
+  const kr_float2 from = *(const kr_float2 *)&s.from[j];
+  kr_float2 left = {{kr_exp2(s.total - from.v[0]), kr_exp2(s.total - from.v[1])}};
+  if (has_sequences) left.v[0] = s.segment[j] == s.last ? left.v[0] : 0.0f, left.v[1] = s.segment[j + 1] == s.last ? left.v[1] : 0.0f;
+  return left;
+}
+KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] == 0 ? kr_exp2(s.a[i]) : 0.0f; }
+
+/* dt and sequence of the tokens that a lane of the warp that prepares them takes: lane and lane + 32 of a chunk. */
 typedef struct raw_steps {
   float dt[2], begins[2], padding[2];
 } raw_steps;
@@ -81,19 +101,6 @@ KR_DEV lane_steps sum_steps(const kr_ssd_plan &p, const raw_steps &r, float A, f
   return v;
 }
 
-/* By the first warp. */
-KR_DEV void prepare_steps(const kr_ssd_plan &p, chunk_steps &s, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
-  const int lane = kr_thread() & 31;
-  const lane_steps v = sum_steps(p, r, A, bias, t0, end);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int i = lane + 32 * k;
-    s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
-    s.into[i] = v.segment[k] == v.last ? v.d[k] * kr_exp2(v.total - v.a[k]) : 0.0f;
-  }
-  if (lane == 0) s.total = v.total, s.last_segment = v.last, s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f;
-}
-
 /* A number or an address that the compiler must take as new: it would rather keep every address of the walk than have registers. */
 #ifdef KR_EMULATE
 KR_DEV int anew(int x) { return x; }
@@ -109,16 +116,22 @@ KR_DEV const uint16_t *anew(const uint16_t *x) {
 }
 #endif
 
-/* Rows of 16-byte pieces from global memory, zeros beyond. A thread's rows are a multiple of eight apart: all lie alike among the banks. */
+/* Rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a multiple of eight apart: all lie
+ * alike among the banks. */
 template <int ROW_BYTES, int THREADS>
 KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
   const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
-  const int left = (n_columns - piece * 8) * 2, bytes = left < 0 ? 0 : left < 16 ? left : 16;
   const int64_t step = rows * v.t;
   const int n = end - t0 < (int64_t)Q ? (int)(end - t0) : (int)Q;
   const uint16_t *at = anew((const uint16_t *)v.data + from + (t0 + row) * v.t + piece * 8);
   to += kr_swizzle<ROW_BYTES>(row, piece);
+  if (n == Q && n_columns * 2 >= ROW_BYTES) {
 #pragma unroll
+    for (int k = 0; k < Q / rows; k++, at += step) kr_copy_some(to + k * rows * ROW_BYTES, at, 16);
+    return;
+  }
+  const int left = (n_columns - piece * 8) * 2, bytes = left < 0 ? 0 : left < 16 ? left : 16;
+#pragma unroll 1
   for (int k = 0; k < Q / rows; k++, at += step) {
     const int there = row + k * rows < n ? bytes : 0;
     kr_copy_some(to + k * rows * ROW_BYTES, there ? at : (const uint16_t *)v.data, there);
@@ -178,30 +191,56 @@ KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const war
 
 KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
 
-/* S = keeps S + (into X)^T B, a warp's 16 channels of it. */
-template <int N>
-KR_DEV void update_state(float (&s)[N / 8][4], const unsigned char *x, const unsigned char *B, const float *into, float keeps) {
-  const int lane = kr_thread() & 31, q = lane & 3, w = kr_thread() >> 5;
+/* Whether NaN or infinity is in a state. */
+template <int n>
+KR_DEV int is_spoilt(const float (&s)[n][4]) {
+  float zero = 0;
 #pragma unroll
-  for (int j = 0; j < N / 8; j++)
+  for (int j = 0; j < n; j++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) s[j][k] = keeps == 0 ? 0.0f : s[j][k] * keeps; /* not even NaN may pass to another sequence */
+    for (int k = 0; k < 4; k++) zero = kr_fma(s[j][k], 0.0f, zero);
+  return !(zero == 0);
+}
+
+/* What is left of a state; not even NaN may pass to another sequence, but is told of. */
+template <int n>
+KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {
+  if (keeps == 0) {
+    const int spoilt = is_spoilt<n>(s);
+#pragma unroll
+    for (int j = 0; j < n; j++) clear(s[j]);
+    return spoilt;
+  }
+#pragma unroll
+  for (int j = 0; j < n; j++) s[j][0] *= keeps, s[j][1] *= keeps, s[j][2] *= keeps, s[j][3] *= keeps;
+  return 0;
+}
+
+/* S = keeps S + (weights X)^T B for a warp's 16 channels from 16 m on and WIDTH / 8 blocks of 8 states from block n on. OUT: the weights are
+ * what reaches a token of the state before, else what is left of its input at the end. Returns whether a state that is dropped was not finite. */
+template <int N, int WIDTH, int OUT>
+KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int has_sequences) {
+  const int lane = kr_thread() & 31, q = lane & 3;
+  const int spoilt = keep_of_state<WIDTH / 8>(s, state_left(steps));
 #pragma unroll
   for (int k = 0; k < Q / 16; k++) {
     uint32_t a[4], b[4];
-    kr_load_matrices_turned(a, x + kr_swizzle<PB * 2>(16 * k + (lane & 7) + (lane >> 4) * 8, 2 * w + (lane >> 3 & 1)));
+    kr_load_matrices_turned(a, x + kr_swizzle<PB * 2>(16 * k + (lane & 7) + (lane >> 4) * 8, 2 * m + (lane >> 3 & 1)));
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i += 2) {
       const int j = 16 * k + (i >> 1) * 8 + 2 * q;
-      a[i] = pack(kr_unpack(a[i], 0, KR_DTYPE) * into[j], kr_unpack(a[i], 1, KR_DTYPE) * into[j + 1]);
+      const kr_float2 w = OUT ? kr_float2{{state_reaches(steps, j), state_reaches(steps, j + 1)}} : inputs_left(steps, has_sequences, j);
+#pragma unroll
+      for (int h = 0; h < 2; h++) a[i + h] = pack(kr_unpack(a[i + h], 0, KR_DTYPE) * w.v[0], kr_unpack(a[i + h], 1, KR_DTYPE) * w.v[1]);
     }
 #pragma unroll
-    for (int n = 0; n < N / 16; n++) {
-      kr_load_matrices_turned(b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, 2 * n + (lane >> 4)));
-      kr_mma_as(half_type(), s[2 * n], a, b[0], b[1]);
-      kr_mma_as(half_type(), s[2 * n + 1], a, b[2], b[3]);
+    for (int j = 0; j < WIDTH / 16; j++) {
+      kr_load_matrices_turned(b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, n + 2 * j + (lane >> 4)));
+      kr_mma_as(half_type(), s[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
     }
   }
+  return spoilt;
 }
 
 #endif

@@ -9,6 +9,7 @@
 #define KR_SSD_P 64       /* channels of a head that such a block takes */
 #define KR_SSD_THREADS 128
 #define KR_SSD_CHUNK_THREADS 256
+#define KR_SSD_STEPS_BYTES (16 * KR_SSD_CHUNK + 16) /* what kernels on tensor cores keep of a chunk's step sizes */
 
 /* (batch, token, head or group, channel or state) */
 typedef struct kr_ssd_tensor {
@@ -37,6 +38,8 @@ typedef struct kr_ssd_plan {
   int32_t keep_y;            /* write y alone to add */
   kr_ssd_tensor dout, dz;    /* of the gradient's walk: dz, or absent, instead of out */
   float *kept;               /* (B,H,chunks,P,N) of the gradient's walk: states before each chunk, or absent */
+  int32_t *spoilt;           /* (B,H): whether chunks met NaN or infinity; tokens are then walked for heads that did alone. Or absent */
+  void *steps;               /* (B,H,chunks) of KR_SSD_STEPS_BYTES */
   int32_t n_segments;        /* pieces of time that blocks walk on their own */
   int64_t segment;           /* tokens of one, a multiple of KR_SSD_CHUNK */
   float *segment_state;      /* (B,H,n_segments,P,N): end state from zero, then start state */

@@ -87,7 +87,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
   const float A = ((const float *)p.A.data)[h * p.A.h];
   float s[ROWS][S];
-  if (c0 >= p.P) return;
+  if (c0 >= p.P || (p.spoilt && !p.spoilt[b * p.H + h])) return;
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
