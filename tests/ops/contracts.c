@@ -90,10 +90,15 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->dout);
     krait_mamba_inner_bwd_args *a = (krait_mamba_inner_bwd_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
-  } else {
+  } else if (!strcmp(op, "gated_norm_bwd")) {
     GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
     krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)args;
     a->R = a->M = a->group_size = 2;
+  } else { /* by its signature: what must be given */
+    const kr_sig *sig = o->sig;
+    for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, args, i, sig->sizes[i].name[0] == 'K' && !sig->sizes[i].name[1] && strstr(op, "fold") ? 8 : 2);
+    for (int i = 0, n = 0; i < sig->n_tensors; i++)
+      if (!sig->tensors[i].is_optional) *kr_sig_view(sig, args, i) = view, kr_sig_view(sig, args, i)->data = storage + 128 * n++;
   }
 }
 
