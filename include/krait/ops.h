@@ -45,6 +45,7 @@ typedef struct krait_call {
 #define KRAIT_ACT_GELU_TANH 3 /* its approximation by tanh; products only */
 #define KRAIT_ACT_SIGMOID 4   /* pointwise only */
 #define KRAIT_ACT_RELU 5      /* pointwise only */
+#define KRAIT_ACT_EXP 6       /* pointwise only */
 
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
  * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
@@ -398,7 +399,7 @@ KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gem
 typedef struct krait_pointwise_args {
   krait_call call;
   int64_t I, J, K, N;
-  int32_t activation;   /* KRAIT_ACT_NONE, _SILU, _SIGMOID or _RELU */
+  int32_t activation;   /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU or _EXP */
   int32_t reserved;
   float x_scale, y_scale;
   krait_view x, y;      /* (I,J,K,N) any float type; either may be absent */

@@ -1,4 +1,4 @@
-/* spectrum_ref.c: spectra in polar form, losses, spectral norm, and their gradients, written to be read; in double.
+/* spectra_ref.c: spectra in polar form, losses, spectral norm, and their gradients, written to be read; in double.
  *   to_polar    q = re^2 + im^2 + eps, mag = q^(power/2); x, y = re + re_add, im + im_add, pha = atan2(y, x)
  *               dre = dmag power re q^(power/2-1) - dpha y / (x^2 + y^2), dim = dmag power im q^(power/2-1) + dpha x / (x^2 + y^2)
  *   from_polar  re, im = mag^power (cos, sin)(pha); dmag = power mag^(power-1) (dre cos + dim sin), dpha = mag^power (dim cos - dre sin)
@@ -8,7 +8,7 @@
 
 #include "alloc.h"
 #include "op_list.h"
-#include "spectrum/spectrum_rows.h"
+#include "spectra/spectra_rows.h"
 #include "status.h"
 #include "view.h"
 

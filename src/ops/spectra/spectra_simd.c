@@ -1,8 +1,8 @@
-/* spectrum_simd.c: spectra in polar form and losses, element by element in float32, sums in double. */
+/* spectra_simd.c: spectra in polar form and losses, element by element in float32, sums in double. */
 #include <math.h>
 
 #include "op_list.h"
-#include "spectrum/spectrum_rows.h"
+#include "spectra/spectra_rows.h"
 #include "vec.h"
 #include "view.h"
 

@@ -1,6 +1,6 @@
-/* spectrum_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the shape alone. */
-#ifndef KR_SPECTRUM_ROWS_H
-#define KR_SPECTRUM_ROWS_H
+/* spectra_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the shape alone. */
+#ifndef KR_SPECTRA_ROWS_H
+#define KR_SPECTRA_ROWS_H
 
 #include <krait/ops.h>
 

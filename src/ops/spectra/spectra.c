@@ -1,8 +1,8 @@
-/* spectrum.c: costs, rows and random cases of spectra in polar form, losses and spectral norm. The equations are in spectrum_ref.c. Spectral norm
+/* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm. The equations are in spectra_ref.c. Spectral norm
  * is small everywhere: its reference is its row on the CPU. */
 #include "check.h"
 #include "op_list.h"
-#include "spectrum/spectrum_rows.h"
+#include "spectra/spectra_rows.h"
 #include "view.h"
 
 static void count_polar(const void *args, kr_cost *cost) {
