@@ -617,6 +617,18 @@ typedef struct krait_loss_bwd_args {
 KRAIT_API int32_t krait_loss_bwd(const krait_ctx *ctx, const krait_loss_bwd_args *args);
 KRAIT_API int32_t krait_loss_bwd_scratch_bytes(const krait_ctx *ctx, const krait_loss_bwd_args *args, uint64_t *bytes);
 
+/* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are differences of strong ones. The
+ * matrix is a constant: it has no gradient. */
+typedef struct krait_transform_args {
+  krait_call call;
+  int64_t R, K, N;
+  krait_view x;      /* (R,K) float32, as all of these */
+  krait_view matrix; /* (K,N) */
+  krait_view out;    /* (R,N) */
+} krait_transform_args;
+KRAIT_API int32_t krait_transform(const krait_ctx *ctx, const krait_transform_args *args);
+KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krait_transform_args *args, uint64_t *bytes);
+
 /* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight v, out = weight / sigma.
  * Its gradient holds u_out and v constant: dweight = (dout - (dout . out) u v^T) / sigma. */
 typedef struct krait_spectral_norm_args {

@@ -155,6 +155,18 @@ static void run_window(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
+/* ---- products with a constant matrix ---- */
+
+static void run_transform(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_transform_args, x)), matrix = kr_back_tensor(node, offsetof(krait_transform_args, matrix));
+  const kr_tensor d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_transform_args, out)));
+  kr_back_target to;
+  if (!kr_back_begin(b, x, &to)) return;
+  kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_transform, &(krait_transform_args){.x = kr_graph_view(g, d), .matrix = kr_graph_view(g, turned(g, kr_back_value(b, matrix))), .out = kr_graph_view(g, to.at)});
+  kr_back_end(b, &to);
+}
+
 /* ---- spectral norm: u and v are constants ---- */
 
 static void run_spectral_norm(kr_back *b, const kr_node *node) {
@@ -175,7 +187,7 @@ static const struct {
   const kr_op *op;
   kr_rule *run;
 } own_rules[] = {{&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise}, {&kr_op_sum_rows, run_sum_rows},
-               {&kr_op_unfold, run_window}, {&kr_op_fold, run_window}, {&kr_op_spectral_norm, run_spectral_norm}};
+               {&kr_op_unfold, run_window}, {&kr_op_fold, run_window}, {&kr_op_spectral_norm, run_spectral_norm}, {&kr_op_transform, run_transform}};
 
 static kr_rule *own_rule(const kr_op *op) {
   for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)

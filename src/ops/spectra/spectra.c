@@ -77,6 +77,21 @@ static const kr_row loss_bwd_rows[] = {
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_loss_bwd_ref, NULL},
 };
+static uint64_t transform_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_transform_args *a = args;
+  (void)ctx;
+  return (uint64_t)(a->K * a->N) * sizeof(float);
+}
+static void count_transform(const void *args, kr_cost *cost) {
+  const krait_transform_args *a = args;
+  *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N, .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
+}
+static const kr_row transform_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_transform_##isa, transform_scratch},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_transform_ref, NULL},
+};
 static const kr_row spectral_norm_rows[] = {{"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_ref, kr_spectral_norm_scratch}};
 static const kr_row spectral_norm_bwd_rows[] = {{"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_bwd_ref, NULL}};
 
@@ -114,6 +129,13 @@ int32_t kr_spectral_norm_case(kr_case *c, int64_t index) {
   *kr_case_size(c, "K") = kr_case_edge(c, 70) + 1;
   return KRAIT_OK;
 }
+int32_t kr_transform_case(kr_case *c, int64_t index) {
+  c->contiguous = index % 2;
+  *kr_case_size(c, "R") = kr_case_int(c, 1, 20);
+  *kr_case_size(c, "K") = kr_case_edge(c, 130) + 1;
+  *kr_case_size(c, "N") = kr_case_edge(c, 130) + 1;
+  return KRAIT_OK;
+}
 int32_t kr_to_polar_bwd_case(kr_case *c, int64_t index) { return kr_to_polar_case(c, index); }
 int32_t kr_from_polar_bwd_case(kr_case *c, int64_t index) { return kr_from_polar_case(c, index); }
 int32_t kr_loss_bwd_case(kr_case *c, int64_t index) { return kr_loss_case(c, index); }
@@ -125,5 +147,6 @@ KR_OP_DEFINE(from_polar, from_polar_rows, NULL, count_polar, kr_from_polar_case,
 KR_OP_DEFINE(from_polar_bwd, from_polar_bwd_rows, NULL, count_polar_bwd, kr_from_polar_bwd_case, 100)
 KR_OP_DEFINE(loss, loss_rows, NULL, count_loss, kr_loss_case, 200)
 KR_OP_DEFINE(loss_bwd, loss_bwd_rows, NULL, count_loss_bwd, kr_loss_bwd_case, 200)
+KR_OP_DEFINE(transform, transform_rows, NULL, count_transform, kr_transform_case, 100)
 KR_OP_DEFINE(spectral_norm, spectral_norm_rows, NULL, count_norm, kr_spectral_norm_case, 50)
 KR_OP_DEFINE(spectral_norm_bwd, spectral_norm_bwd_rows, NULL, count_norm_bwd, kr_spectral_norm_bwd_case, 50)

@@ -74,3 +74,11 @@ op spectral_norm_bwd
   sigma    in   state       f32  (1)  uniform 0.5 2
   dout     in   activation  f32  (O,K)
   dweight  out  parameter   f32  (O,K)  bound 1e-4 1e-5
+
+op transform
+  size R >= 0
+  size K N >= 1
+  bench "R=321,K=400,N=402"
+  x       in   activation  f32  (R,K)
+  matrix  in   parameter   f32  (K,N)
+  out     out  activation  f32  (R,N)

@@ -165,3 +165,15 @@ int32_t kr_spectral_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
     }
   return KRAIT_OK;
 }
+
+int32_t kr_transform_ref(const krait_ctx *ctx, const void *args) {
+  const krait_transform_args *a = args;
+  (void)ctx;
+  for (int64_t r = 0; r < a->R; r++)
+    for (int64_t n = 0; n < a->N; n++) {
+      double sum = 0;
+      for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->x, kr_at2(&a->x, r, k)) * kr_get(&a->matrix, kr_at2(&a->matrix, k, n));
+      kr_put(&a->out, kr_at2(&a->out, r, n), sum);
+    }
+  return KRAIT_OK;
+}

@@ -150,3 +150,38 @@ int32_t KR_FN(kr_loss_bwd)(const krait_ctx *ctx, const void *args) {
   kr_parallel(ctx, a->I * a->J * a->K, 1 + 4096 / (a->N + 1), loss_rows_back, (void *)args);
   return KRAIT_OK;
 }
+
+/* ---- products with sums in double: four rows at a time, the matrix row after row ---- */
+
+enum { TRANSFORM_ROWS = 4, TRANSFORM_COLUMNS = 64 };
+
+static void transform_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_transform_args *a = user;
+  const float *matrix = a->call.scratch; /* [K][N], row-major */
+  (void)worker;
+  for (int64_t r = begin * TRANSFORM_ROWS; r < end * TRANSFORM_ROWS && r < a->R; r += TRANSFORM_ROWS) {
+    const int n_rows = (int)(a->R - r < TRANSFORM_ROWS ? a->R - r : TRANSFORM_ROWS);
+    for (int64_t first = 0; first < a->N; first += TRANSFORM_COLUMNS) {
+      const int64_t n = a->N - first < TRANSFORM_COLUMNS ? a->N - first : TRANSFORM_COLUMNS;
+      double sum[TRANSFORM_ROWS][TRANSFORM_COLUMNS] = {{0}};
+      for (int64_t k = 0; k < a->K; k++) {
+        const float *row = matrix + k * a->N + first;
+        for (int i = 0; i < n_rows; i++) {
+          const double x = (double)((const float *)a->x.data)[kr_at2(&a->x, r + i, k)];
+          for (int64_t j = 0; j < n; j++) sum[i][j] += x * (double)row[j];
+        }
+      }
+      for (int i = 0; i < n_rows; i++)
+        for (int64_t j = 0; j < n; j++) ((float *)a->out.data)[kr_at2(&a->out, r + i, first + j)] = (float)sum[i][j];
+    }
+  }
+}
+
+int32_t KR_FN(kr_transform)(const krait_ctx *ctx, const void *args) {
+  const krait_transform_args *a = args;
+  float *matrix = a->call.scratch;
+  for (int64_t k = 0; k < a->K; k++)
+    for (int64_t n = 0; n < a->N; n++) matrix[k * a->N + n] = ((const float *)a->matrix.data)[kr_at2(&a->matrix, k, n)];
+  kr_parallel(ctx, (a->R + TRANSFORM_ROWS - 1) / TRANSFORM_ROWS, 1 + 65536 / (a->K * a->N), transform_rows, (void *)args);
+  return KRAIT_OK;
+}
