@@ -203,7 +203,7 @@ static int enhance_pairs(batch *b) {
   return b->n_failed > 0 || b->n_untold > 0;
 }
 
-/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/SPEED.md,
+/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/speed,
  * "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
 static int is_worth_a_gpu(const kr_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;

@@ -1,5 +1,6 @@
 """Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
 import io
+import json
 import pathlib
 import struct
 import sys
@@ -80,6 +81,20 @@ def zips():
         yield out.getvalue()
 
 
+def tokenizers():
+    """Every byte as a token, a few merges and added tokens; the two ways to cut; a text behind it."""
+    letters, more = {}, 256
+    for b in range(256):
+        prints = 33 <= b <= 126 or 161 <= b <= 172 or b >= 174
+        letters[chr(b if prints else more)] = b
+        more += not prints
+    split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+             "behavior": "Isolated", "invert": False}
+    for pre in ({"type": "ByteLevel", "add_prefix_space": False}, {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]}):
+        yield json.dumps({"normalizer": None, "pre_tokenizer": pre, "added_tokens": [{"id": 300, "content": "<|end|>", "special": True}, {"id": 301, "content": "  "}],
+                          "model": {"type": "BPE", "vocab": {**letters, "ab": 256, "abc": 257}, "merges": ["a b", ["ab", "c"]]}}).encode() + b"\0It's  abcab <|end|>\n 12 \xc3\xa9"
+
+
 SEEDS = {
     "ar": [ar_archive()],
     "audio": recordings(),
@@ -92,6 +107,7 @@ SEEDS = {
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],
+    "tokenizer": tokenizers(),
     "torch_file": [p.read_bytes() for p in torch_files()],
     "yaml_tree": YAML,
     "zip_file": list(zips()),

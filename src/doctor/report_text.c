@@ -1,5 +1,6 @@
 /* report_text.c: the report for people: 80 columns, readable without colour; and the plan, the shortest way out. */
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "doc.h"

@@ -42,7 +42,10 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* it decides how many dimensions there are */
   if (strcmp(sig->name, "unfold") == 0 || strcmp(sig->name, "fold") == 0) return strlen(size) == 2 || (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */
   if (strncmp(sig->name, "depthwise_conv", 14) == 0) return strchr("DP", *size) && strlen(size) == 2;
-  return strcmp(size, "state_len") == 0 || strcmp(size, "group_size") == 0;
+  static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    if (strcmp(size, fields[i]) == 0) return 1;
+  return 0;
 }
 
 static void infer_again(const kr_case *c, const kr_op *op) {

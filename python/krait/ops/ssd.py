@@ -2,16 +2,26 @@
 
     d = clamp(softplus(dt + dt_bias)); S = exp(d A) S + d x (outer) B; y = S C + D x; y *= silu(z).
 
-Composed of the selective scan, to which every channel is its own: dt and A of a head are repeated over its channels and states. `ssd` is
-the one door: an operator for it takes its place there, and nothing else changes."""
+Forward and backward through the final states; packed sequences, either direction of time."""
 
 import math
+from typing import List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, is_grad_enabled
 
-from .selective_scan import as_parameter, selective_scan
+from .._call import Call, Operator, signer
+from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
+from .selective_scan import as_parameter
 
+_INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
+_ONE_OF_HEAD = (1, 2)  # D may lack the axis of channels: one for all of a head
+FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states", Dvec=_ONE_OF_HEAD)
+BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD)
+_signature = signer(11)
+_SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
+_LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
 _NO_LIMIT = (0.0, math.inf)
 
 
@@ -51,21 +61,122 @@ def time_steps(dt, dt_bias, dt_softplus, dt_limit):
     return d if dt_softplus and tuple(dt_limit) == _NO_LIMIT else d.clamp(*dt_limit)
 
 
-def _channels(t):
-    """(B, L, H, P) -> (B, H P, L), token after token in memory."""
-    return t.flatten(2).transpose(1, 2)
+def _numbers(x, B, cu_seqlens, low, high):
+    b, length, h, p = x.shape
+    return dict(B=b, L=length, H=h, P=p, N=B.shape[3], G=B.shape[2], S=0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
+                dt_min=low, dt_max=0.0 if high == math.inf else high or _LEAST)
 
 
-def _first_state(initial_states, seq_idx):
-    """(B, H P, N): only a first segment of index 0 goes on from the states given."""
-    if initial_states is None:
-        return None
-    state = initial_states.flatten(1, 2).to(torch.float32)
-    return state if seq_idx is None or seq_idx.shape[1] == 0 else state * (seq_idx[:, 0] == 0)[:, None, None]
+def _flags(softplus, reverse):
+    return (_SOFTPLUS if softplus else 0) | (_REVERSE if reverse else 0)
 
 
-def _as_heads(state, heads):
-    return state.unflatten(1, (heads, state.shape[1] // heads))
+def _fake_backward(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dout, dfinal, softplus, reverse, low, high):
+    grads = [None if t is None else torch.empty_like(t) for t in (x, dt, A, B, C, D, z, dt_bias, initial_states)]
+    grads[5] = None if D is None else x.new_empty(x.shape[2:], dtype=torch.float32)
+    grads[7] = None if dt_bias is None else torch.empty_like(dt_bias, dtype=torch.float32)
+    return grads
+
+
+def _run_backward(call, *inputs):
+    grads = _fake_backward(*inputs)
+    tensors = (*inputs[:12], *grads)
+    if call.words is None:
+        softplus, reverse, low, high = inputs[12:]
+        call.pack(tensors, _flags(softplus, reverse), **_numbers(inputs[0], inputs[3], None, low, high))
+    call.run(tensors)
+    return grads
+
+
+@custom_op("ssd_bwd", _fake_backward)
+def _backward(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor], dt_bias: Optional[Tensor],
+              initial_states: Optional[Tensor], seq_idx: Optional[Tensor], dout: Tensor, dfinal: Optional[Tensor], softplus: bool, reverse: bool,
+              low: float, high: float) -> List[Tensor]:
+    return _run_backward(Call(BACKWARD), x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dout, dfinal, softplus, reverse, low, high)
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:10])
+    ctx.options = inputs[11:15]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, dout, dfinal=None, dvarlen=None):
+    tensors = ctx.saved_tensors
+    dout = zeros_like(tensors[0]) if dout is None else dout
+    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dfinal)))
+    inputs = (*tensors, dout, dfinal, *ctx.options)
+    grads = _backward(*inputs) if call is None else _run_backward(call, *inputs)
+    grads = [None if t is None else g for t, g in zip(tensors, grads)]
+    D, dt_bias = tensors[5], tensors[7]
+    if D is not None:
+        grads[5] = (grads[5] if D.dim() == 2 else grads[5].sum(1)).to(D.dtype)
+    if dt_bias is not None:
+        grads[7] = grads[7].to(dt_bias.dtype)
+    return (*grads, None, None, None, None, None, None, None, None)
+
+
+def _fake_forward(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, softplus, reverse, low, high, want_final):
+    b, _, h, p = x.shape
+    final = x.new_empty(b, h, p, B.shape[3], dtype=torch.float32) if want_final else None
+    varlen = None if cu_seqlens is None else x.new_empty(cu_seqlens.shape[0] - 1, h, p, B.shape[3], dtype=torch.float32)
+    return torch.empty_like(x), final, varlen
+
+
+def _run_forward(call, *inputs):
+    outputs = _fake_forward(*inputs)
+    tensors = (*inputs[:11], *outputs)
+    if call.words is None:
+        softplus, reverse, low, high = inputs[11:15]
+        call.pack(tensors, _flags(softplus, reverse), **_numbers(inputs[0], inputs[3], inputs[10], low, high))
+    call.run(tensors)
+    return outputs
+
+
+@custom_op("ssd", _fake_forward, setup=_setup, backward=_gradients)
+def _forward(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor], dt_bias: Optional[Tensor],
+             initial_states: Optional[Tensor], seq_idx: Optional[Tensor], cu_seqlens: Optional[Tensor], softplus: bool, reverse: bool, low: float,
+             high: float, want_final: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    return _run_forward(Call(FORWARD), x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, softplus, reverse, low, high, want_final)
+
+
+_apply = differentiable("Ssd", _run_forward, _setup, _gradients)
+
+
+def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
+    """The tensors as the operator takes them; complains about those that it does not."""
+    _check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+    seq_idx, cu_seqlens = [None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens)]
+    return x, dt, as_parameter(A, torch.float32), B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
+
+
+def _call(tensors, options):
+    """-> out, final states or None, varlen states or None (empty ones where code is traced)."""
+    if is_traced():
+        return _forward(*_in_kind(*tensors), *options)
+    key = _signature(tensors, options)
+    call = FORWARD.known.get(key)
+    if call is None:
+        call, tensors = FORWARD.keep(_signature, options, _in_kind(*tensors))
+    return (_apply if call.has_gradients and is_grad_enabled() else _run_forward)(call, *tensors, *options)
+
+
+def _sequence_of(cu_seqlens, length):
+    """(1, L): the index of each token's sequence; of empty ones at the same place the last."""
+    tokens = torch.arange(length, dtype=torch.int32, device=cu_seqlens.device)
+    return (torch.searchsorted(cu_seqlens.to(torch.int32), tokens, right=True, out_int32=True) - 1)[None]
+
+
+def _states_of_sequences(tensors, options, cu_seqlens, reverse):
+    """The last state of each sequence by itself; the first one goes on from the initial states."""
+    x, dt, A, B, C, D, z, dt_bias, initial_states = [None if t is None else t.detach() for t in tensors[:9]]
+    softplus, _, low, high, _ = options
+    if reverse:
+        x, dt, B, C = [t.flip(1) for t in (x, dt, B, C)]
+        cu_seqlens = x.shape[1] - cu_seqlens.flip(0)
+    seq_idx = _sequence_of(cu_seqlens, x.shape[1])
+    states = _call((x, dt, A, B, C, None, None, dt_bias, initial_states, seq_idx, cu_seqlens), (softplus, False, low, high, False))[2]
+    return states.flip(0) if reverse else states
 
 
 def ssd(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=_NO_LIMIT,
@@ -76,33 +187,9 @@ def ssd(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, seq_i
     seq_idx (B, L) int32, rising: the state starts again where it changes, initial_states reach only index 0, and after a last index below 0 the final
     state is 0. cu_seqlens (sequences + 1) int32, for a batch of 1, keeps nothing apart: it says of which tokens the varlen states are, each
     that of its sequence alone, without gradient. chunk_size is a hint that no result depends on. reverse lets time run backwards."""
-    _check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+    tensors = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
     _check_modes(x, seq_idx, cu_seqlens, dt_limit, return_varlen_states)
-    _, _, h, p = x.shape
-    n = B.shape[3]
-    u, gate = _channels(x), None if z is None else _channels(z)
-    delta = _channels(time_steps(dt, dt_bias, dt_softplus, dt_limit).unsqueeze(3).expand(-1, -1, -1, p))
-    A = A.to(torch.float32).repeat_interleave(p).unsqueeze(1).expand(-1, n)
-    B, C = B.permute(0, 2, 3, 1), C.permute(0, 2, 3, 1)
-    D = None if D is None else as_parameter(D.repeat_interleave(p) if D.dim() == 1 else D.flatten(), torch.float32)
-    first = _first_state(initial_states, seq_idx)
-    result = selective_scan(u, delta, A, B, C, D, gate, return_last_state=return_final_states, initial_states=first, seq_idx=seq_idx, reverse=reverse)
-    out, final = result if return_final_states else (result, None)
-    if final is not None:
-        if seq_idx is not None and seq_idx.shape[1] > 0:
-            final = final * (seq_idx[:, 0 if reverse else -1] >= 0)[:, None, None]
-        final = _as_heads(final, h)
-    varlen = None
-    if return_varlen_states:
-        with torch.no_grad():
-            varlen = _as_heads(_states_of_sequences(u, delta, A, B, C, first, cu_seqlens, reverse), h)
-    return out.transpose(1, 2).unflatten(2, (h, p)), final, varlen
-
-
-def _states_of_sequences(u, delta, A, B, C, first, cu_seqlens, reverse):
-    """The last state of each sequence by itself; the first one goes on from `first`."""
-    if first is not None:
-        others = first.new_zeros(cu_seqlens.shape[0] - 2, *first.shape[1:])
-        first = torch.cat([others, first] if reverse else [first, others])
-    _, last = selective_scan(u, delta, A, B, C, return_last_state=True, initial_states=first, cu_seqlens=cu_seqlens.to(torch.int32), reverse=reverse)
-    return last
+    options = (bool(dt_softplus), bool(reverse), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states))
+    out, final, _ = _call((*tensors, None), options)
+    varlen = _states_of_sequences(tensors, options, cu_seqlens, reverse) if return_varlen_states else None
+    return out, final if return_final_states else None, varlen

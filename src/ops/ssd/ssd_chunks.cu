@@ -7,85 +7,12 @@
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
  * kr_ssd_join        start states of the segments from their ends */
-#include "mma.cuh"
+#include "ssd_mma.cuh"
 
-#include "ssd_plan.h"
-
-#if KR_DTYPE == 1
-typedef kr_f16 half_type;
-#else
-typedef kr_bf16 half_type;
-#endif
-
-enum { Q = KR_SSD_CHUNK, PB = KR_SSD_P, THREADS = KR_SSD_THREADS, X_BYTES = Q * PB * 2 };
-
-/* What a chunk's tokens decay by; two of them, for this chunk and the next. */
-typedef struct chunk_steps {
-  float a[Q], from[Q], into[Q], segment[Q]; /* from: a_j - log2 |d_j|; into: 2^(a_end - a_j) d_j, 0 where a sequence begins after j; segment: sequences begun since */
-  float keeps, total, last_segment, pad; /* keeps: what is left of the state before the chunk; total: a_end */
-} chunk_steps;
+enum { THREADS = KR_SSD_THREADS };
 
 template <int N>
 KR_DEV constexpr int stage_bytes(void) { return X_BYTES + 2 * Q * N * 2; }
-
-/* dt and sequence of the tokens that a lane of the first warp prepares: lane and lane + 32 of a chunk. */
-typedef struct raw_steps {
-  float dt[2], begins[2], padding[2];
-} raw_steps;
-
-KR_DEV raw_steps load_steps(const kr_ssd_plan &p, int b, int h, int64_t t0, int64_t end) {
-  raw_steps r = {};
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int64_t t = t0 + (kr_thread() & 31) + 32 * k;
-    if (t >= end) continue;
-    r.dt[k] = kr_load(p.dt.data, b * p.dt.b + t * p.dt.t + h * p.dt.h, p.dt.dtype);
-    if (!p.seq_idx) continue;
-    const int32_t now = p.seq_idx[b * p.seq_b + t * p.seq_t], before = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
-    r.begins[k] = now != before ? 1.0f : 0.0f;
-    r.padding[k] = now < 0 ? 1.0f : 0.0f;
-  }
-  return r;
-}
-
-KR_DEV float sum_up(float v) {
-#pragma unroll
-  for (int by = 1; by < 32; by <<= 1) {
-    const float other = kr_shuffle_up(v, by, 32);
-    if ((kr_thread() & 31) >= by) v += other;
-  }
-  return v;
-}
-
-/* By the first warp. */
-KR_DEV void prepare_steps(const kr_ssd_plan &p, chunk_steps &s, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
-  const int lane = kr_thread() & 31;
-  float d[2], a[2], segment[2] = {0, 0};
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    d[k] = r.dt[k] + bias;
-    if (p.softplus) d[k] = kr_softplus(d[k]);
-    d[k] = d[k] < p.dt_min ? p.dt_min : d[k] > p.dt_max ? p.dt_max : d[k];
-    if (t0 + lane + 32 * k >= end) d[k] = 0;
-    a[k] = d[k] * A;
-    a[k] = a[k] < -160.0f ? -160.0f : a[k]; /* 2^-160 is 0, and sums keep their digits */
-    if (r.padding[k] != 0) d[k] = 0;
-  }
-  a[0] = sum_up(a[0]);
-  a[1] = sum_up(a[1]) + kr_shuffle_from(a[0], 31);
-  if (p.seq_idx) {
-    segment[0] = sum_up(r.begins[0]);
-    segment[1] = sum_up(r.begins[1]) + kr_shuffle_from(segment[0], 31);
-  }
-  const float total = kr_shuffle_from(a[1], 31), last = kr_shuffle_from(segment[1], 31);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int i = lane + 32 * k;
-    s.a[i] = a[k], s.from[i] = a[k] - kr_log2(d[k]), s.segment[i] = r.padding[k] != 0 ? -1.0f : segment[k]; /* d is 0 or more: the host sees to it */
-    s.into[i] = segment[k] == last && r.padding[k] == 0 ? d[k] * kr_exp2(total - a[k]) : 0.0f;
-  }
-  if (lane == 0) s.total = total, s.last_segment = last, s.keeps = last == 0 ? kr_exp2(total) : 0.0f;
-}
 
 /* Where a block works. */
 typedef struct place {
@@ -103,46 +30,13 @@ KR_DEV place here(const kr_ssd_plan &p) {
   return at;
 }
 
-/* A number or an address that the compiler must take as new: it would rather keep every address of the walk than have registers. */
-#ifdef KR_EMULATE
-KR_DEV int anew(int x) { return x; }
-KR_DEV const uint16_t *anew(const uint16_t *x) { return x; }
-#else
-KR_DEV int anew(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-KR_DEV const uint16_t *anew(const uint16_t *x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-#endif
-
-/* Rows of 16-byte pieces from global memory, zeros beyond. A thread's rows are a multiple of eight apart: all lie alike among the banks. */
-template <int ROW_BYTES>
-KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
-  const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
-  const int left = (n_columns - piece * 8) * 2, bytes = left < 0 ? 0 : left < 16 ? left : 16;
-  const int64_t step = rows * v.t;
-  const int n = (int)(end - t0 < Q ? end - t0 : Q);
-  const uint16_t *at = anew((const uint16_t *)v.data + from + (t0 + row) * v.t + piece * 8);
-  to += kr_swizzle<ROW_BYTES>(row, piece);
-#pragma unroll
-  for (int k = 0; k < Q / rows; k++, at += step) {
-    const int there = row + k * rows < n ? bytes : 0;
-    kr_copy_some(to + k * rows * ROW_BYTES, there ? at : (const uint16_t *)v.data, there);
-  }
-}
-
 template <int N, int ONLY_ENDS>
 KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *stage, int64_t t0) {
-  copy_rows<PB * 2>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
-  copy_rows<N * 2>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
-  if (!ONLY_ENDS) copy_rows<N * 2>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
+  copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
+  copy_rows<N * 2, THREADS>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
+  if (!ONLY_ENDS) copy_rows<N * 2, THREADS>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
   kr_commit_copies();
 }
-
-KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE); }
 
 /* Where a state's element (channel c of the head) lies, and how far apart those along N are. */
 typedef struct state_row {
@@ -201,33 +95,6 @@ KR_DEV void share_state(unsigned char *shared, const float (&s)[N / 8][4]) {
   for (int j = 0; j < N / 8; j++) {
     *(uint32_t *)(shared + kr_swizzle<N * 2>(row, j) + 4 * q) = pack(s[j][0], s[j][1]);
     *(uint32_t *)(shared + kr_swizzle<N * 2>(row + 8, j) + 4 * q) = pack(s[j][2], s[j][3]);
-  }
-}
-
-/* S = keeps S + (into X)^T B. */
-template <int N>
-KR_DEV void update_state(float (&s)[N / 8][4], const unsigned char *x, const unsigned char *B, const chunk_steps &steps) {
-  const int lane = kr_thread() & 31, q = lane & 3, w = kr_thread() >> 5;
-  const float keeps = steps.keeps;
-#pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) s[j][k] = keeps == 0 ? 0.0f : s[j][k] * keeps; /* not even NaN may pass to another sequence */
-#pragma unroll
-  for (int k = 0; k < Q / 16; k++) {
-    uint32_t a[4], b[4];
-    kr_load_matrices_turned(a, x + kr_swizzle<PB * 2>(16 * k + (lane & 7) + (lane >> 4) * 8, 2 * w + (lane >> 3 & 1)));
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int j = 16 * k + (i >> 1) * 8 + 2 * q;
-      a[i] = pack(kr_unpack(a[i], 0, KR_DTYPE) * steps.into[j], kr_unpack(a[i], 1, KR_DTYPE) * steps.into[j + 1]);
-    }
-#pragma unroll
-    for (int n = 0; n < N / 16; n++) {
-      kr_load_matrices_turned(b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, 2 * n + (lane >> 4)));
-      kr_mma_as(half_type(), s[2 * n], a, b[0], b[1]);
-      kr_mma_as(half_type(), s[2 * n + 1], a, b[2], b[3]);
-    }
   }
 }
 
@@ -392,7 +259,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       kr_sync_warp();
       write_output<N>(p, at, y, x, C, D, now, t0);
     }
-    update_state<N>(s, x, B, now);
+    update_state<N>(s, x, B, now.into, now.keeps);
     if (now.last_segment != 0) decay = 1.0f;
     else if (decay <= 0) decay += now.total;
     if (!ONLY_ENDS) {

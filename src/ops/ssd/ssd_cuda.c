@@ -1,11 +1,9 @@
 /* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads are too few to fill
  * the device, time is cut into segments: their end states from zero, a walk over them, then every segment from its true state.
  * Everything else walks token by token. */
-#include <math.h>
-
 #include "cuda_row.h"
 #include "op_list.h"
-#include "ssd_plan.h"
+#include "ssd_host.h"
 #include "ssd_rows.h"
 #include "status.h"
 #include "view.h"
@@ -16,45 +14,18 @@ static const kr_kernel chunks[2][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_s
 static const kr_kernel ends[2][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128")};
 static const kr_kernel join[3] = CHUNKS("kr_ssd_join");
 
-/* (B,L,H,..) of a walk in either direction. */
-static kr_ssd_tensor sequence(const krait_view *v, int reverse, int64_t L) {
-  kr_ssd_tensor t = {.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
-  if (!v->data || !reverse) return t;
-  t.data = (char *)v->data + (L - 1) * t.t * (int64_t)krait_dtype_bytes(v->dtype);
-  t.t = -t.t;
-  return t;
-}
-
-/* (rows,H,P,N). */
-static kr_ssd_tensor states(const krait_view *v) {
-  return (kr_ssd_tensor){.data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
-}
-
-static kr_ssd_tensor heads(const krait_view *v, int has_channels) {
-  return (kr_ssd_tensor){.data = v->data, .h = v->stride[0], .n = has_channels ? v->stride[1] : 0, .dtype = v->dtype};
-}
-
 static kr_ssd_plan plan_of(const krait_ssd_args *a, int reverse) {
-  kr_ssd_plan p = {.L = a->L, .B = (int32_t)a->B, .H = (int32_t)a->H, .P = (int32_t)a->P, .N = (int32_t)a->N, .heads = (int32_t)(a->H / a->G)};
-  p.softplus = (a->call.flags & KRAIT_SSD_SOFTPLUS) != 0;
-  p.dt_min = a->dt_min, p.dt_max = a->dt_max == 0 ? INFINITY : a->dt_max;
-  p.x = sequence(&a->x, reverse, a->L), p.z = sequence(&a->z, reverse, a->L), p.out = sequence(&a->out, reverse, a->L), p.dt = sequence(&a->dt, reverse, a->L);
-  p.Bmat = sequence(&a->Bmat, reverse, a->L), p.Cmat = sequence(&a->Cmat, reverse, a->L);
-  p.A = heads(&a->A, 0), p.bias = heads(&a->dt_bias, 0), p.D = heads(&a->Dvec, 1);
-  p.initial = states(&a->initial_states), p.final = states(&a->final_states), p.varlen = states(&a->varlen_states);
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  kr_ssd_plan p = kr_ssd_plan_of(&in, reverse);
+  p.out = kr_ssd_sequence(&a->out, reverse, a->L);
+  p.final = kr_ssd_states(&a->final_states), p.varlen = kr_ssd_states(&a->varlen_states);
   p.S = (int32_t)a->S, p.offsets = a->cu_seqlens.data, p.offsets_step = a->cu_seqlens.stride[0];
-  p.blocks_per_head = (int32_t)((a->P + KR_SSD_P - 1) / KR_SSD_P);
-  p.n_segments = 1, p.segment = a->L;
-  if (!kr_has(&a->seq_idx)) return p;
-  p.seq_b = a->seq_idx.stride[0], p.seq_t = reverse ? -a->seq_idx.stride[1] : a->seq_idx.stride[1];
-  p.seq_idx = (const int32_t *)a->seq_idx.data + (reverse ? (a->L - 1) * a->seq_idx.stride[1] : 0);
   return p;
 }
 
 static const char *refuse_sizes(const krait_ssd_args *a) {
-  if (a->B > 65535 || a->S > 65535) return "more than 65535 sequences";
-  if (a->H > INT32_MAX / 256) return "more than 2^23 heads";
-  return NULL;
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  return kr_ssd_refuse_sizes(&in);
 }
 
 const char *kr_ssd_cuda_refuse(const krait_ctx *ctx, const void *args) {
@@ -85,7 +56,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   }
   if (a->call.flags & KRAIT_SSD_BOTH) {
     kr_ssd_plan back = plan_of(a, 1);
-    back.A = heads(&a->A_reverse, 0);
+    back.A = kr_ssd_heads(&a->A_reverse, 0);
     back.add = p.add = a->call.scratch, back.keep_y = 1;
     KR_TRY(launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &back, a->call.stream));
   }
@@ -93,10 +64,6 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 /* ---- chunks ---- */
-
-static int is_aligned(const krait_view *v) {
-  return !kr_has(v) || (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
-}
 
 static uint32_t chunk_shared_bytes(int64_t N) {
   const uint32_t columns = N <= 64 ? 64 : 128, stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
@@ -112,7 +79,7 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
-  if (!is_aligned(&a->x) || !is_aligned(&a->out) || !is_aligned(&a->z) || !is_aligned(&a->Bmat) || !is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
+  if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
@@ -137,6 +104,12 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   return kr_scratch_round((uint64_t)segment_floats(&p) * sizeof(float)) + (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.n_segments * sizeof(float);
 }
 
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_THREADS,
+                        .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[p->N > 64][p->x.dtype], &grid, p, sizeof *p);
+}
+
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
@@ -151,7 +124,7 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
     const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
   }
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[wide][dtype], &grid, &p, sizeof p);
+  return kr_ssd_launch_chunks(ctx, &p, a->call.stream);
 }
 
 KR_CUDA_TIERS(ssd, run)

@@ -34,6 +34,8 @@ typedef struct kr_ssd_plan {
   int32_t blocks_per_head;   /* of KR_SSD_P channels */
   float *add;                /* (B,L,H,P) y of the other direction, by true time, or absent */
   int32_t keep_y;            /* write y alone to add */
+  kr_ssd_tensor dout, dz;    /* of the gradient's walk: dz, or absent, instead of out */
+  float *kept;               /* (B,H,chunks,P,N) of the gradient's walk: states before each chunk, or absent */
   int32_t n_segments;        /* pieces of time that blocks walk on their own */
   int64_t segment;           /* tokens of one, a multiple of KR_SSD_CHUNK */
   float *segment_state;      /* (B,H,n_segments,P,N): end state from zero, then start state */

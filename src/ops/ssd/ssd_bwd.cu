@@ -1,0 +1,336 @@
+/* ssd_bwd.cu: the SSD's gradient (ssd_bwd_ref.c has the equations) for every type, size and option, one direction of time at a time:
+ *   kr_ssd_bwd_before_sS  token by token, as the forward walk: the state before each chunk; dz
+ *   kr_ssd_bwd_after_sS   token by token backwards: the gradient M of the state after each chunk
+ *   kr_ssd_bwd_chunks     a block per chunk and group: with S and M known, chunks are apart. Heads in turn, so that dB and dC are summed in
+ *                         one order; the part of dB and dC that stays in the chunk is one product with what the heads add up to
+ *   kr_ssd_bwd_add        sums over chunks
+ * What passes over token t, q_t = e_t <M_t, S_{t-1}>: pairs of a token before and one from t on, sums of positive decays' terms alone. */
+#include "ssd_walk.cuh"
+
+#include "ssd_bwd_plan.h"
+
+enum { Q = KR_SSD_CHUNK, THREADS = KR_SSD_BWD_THREADS, ROW = Q + 1, PART = 32 };
+
+template <int S>
+KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
+  const kr_ssd_plan &f = p.f;
+  const int lane = kr_thread() & 31, blocks = (f.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks, b = kr_block_z(), g = h / f.heads;
+  const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
+  const float A = ((const float *)f.A.data)[h * f.A.h];
+  float m[ROWS][S];
+  if (c0 >= f.P) return;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+      const int exists = p.dfinal.data && c0 + r < f.P && k * 32 + lane < f.N;
+      m[r][k] = exists ? kr_load(p.dfinal.data, of(p.dfinal, b, c0 + r, h, k * 32 + lane), p.dfinal.dtype) : 0.0f;
+    }
+  for (int64_t t = f.L - 1; t >= 0; t--) {
+    if (t == f.L - 1 || t % Q == Q - 1) keep_before<S>(f, (float *)p.M, b, t, h, c0, m);
+    const int32_t now = f.seq_idx ? f.seq_idx[b * f.seq_b + t * f.seq_t] : 0, before = f.seq_idx && t ? f.seq_idx[b * f.seq_b + (t - 1) * f.seq_t] : 0;
+    const float decay = kr_exp(step_size(f, b, t, h) * A);
+    const int nothing = now != before || now < 0;
+    float dy[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      dy[r] = c0 + r < f.P ? kr_load(f.dout.data, of(f.dout, b, t, h, c0 + r), f.dout.dtype) : 0.0f;
+      if (f.z.data && c0 + r < f.P) dy[r] *= kr_silu(kr_load(f.z.data, of(f.z, b, t, h, c0 + r), f.z.dtype));
+    }
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+      const int n = k * 32 + lane;
+      const float C = n < f.N ? kr_load(f.Cmat.data, of(f.Cmat, b, t, g, n), f.Cmat.dtype) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) m[r][k] = nothing || n >= f.N ? 0.0f : decay * kr_fma(dy[r], C, m[r][k]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int k = 0; k < S; k++)
+      if (p.dinitial.data && c0 + r < f.P && k * 32 + lane < f.N) kr_store(p.dinitial.data, of(p.dinitial, b, c0 + r, h, k * 32 + lane), p.dinitial.dtype, m[r][k]);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_before_s4(const kr_ssd_plan p) { walk<4, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_before_s16(const kr_ssd_plan p) { walk<16, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_after_s4(const kr_ssd_bwd_plan p) { walk_after<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_after_s16(const kr_ssd_bwd_plan p) { walk_after<16>(p); }
+
+/* ---- a chunk ---- */
+
+/* A chunk's tokens for one head. a: running sums of log2 of the decays, as two floats, since chunks' sums can be large and their differences
+ * small; into: what is left of a token's input at the end, out: of the state before at a token. */
+typedef struct chunk_steps {
+  float raw[Q], d[Q], a[Q], rest[Q], segment[Q], into[Q], out[Q];
+  float inputs[Q], before[Q], after[Q], change[Q], q[Q];
+  float keeps, sum[THREADS / 32];
+} chunk_steps;
+
+typedef struct place {
+  int b, h, g, n; /* n: tokens */
+  int64_t t0;
+} place;
+
+KR_DEV float decay_between(const chunk_steps &s, int i, int j) { return kr_exp2((s.a[i] - s.a[j]) + (s.rest[i] - s.rest[j])); }
+
+/* By all threads; a chunk is short, and one thread walks over it. */
+KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
+  const int i = kr_thread();
+  if (i < at.n) {
+    s.raw[i] = raw_step(f, at.b, at.t0 + i, at.h);
+    s.d[i] = clamp_step(f, f.softplus ? kr_softplus(s.raw[i]) : s.raw[i]);
+  }
+  kr_sync();
+  if (i == 0) {
+    const float A = ((const float *)f.A.data)[at.h * f.A.h] * KR_LOG2E;
+    float sum = 0, rest = 0, segment = 0;
+    for (int t = 0; t < at.n; t++) {
+      const int64_t token = at.t0 + t;
+      const int32_t now = f.seq_idx ? f.seq_idx[at.b * f.seq_b + token * f.seq_t] : 0, before = f.seq_idx && token ? f.seq_idx[at.b * f.seq_b + (token - 1) * f.seq_t] : 0;
+      float step = s.d[t] * A;
+      step = step < -160.0f ? -160.0f : step;
+      const float next = sum + step, back = next - sum;
+      rest += (sum - (next - back)) + (step - back);
+      sum = next;
+      segment += now != before ? 1.0f : 0.0f;
+      s.a[t] = sum, s.rest[t] = rest, s.segment[t] = now < 0 ? -1.0f : segment;
+    }
+    const int last = at.n - 1;
+    for (int t = 0; t < at.n; t++) s.into[t] = s.segment[t] == segment && s.segment[t] >= 0 ? decay_between(s, last, t) : 0.0f, s.out[t] = s.segment[t] == 0 ? kr_exp2(s.a[t] + s.rest[t]) : 0.0f;
+    s.keeps = segment == 0 ? s.out[last] : 0.0f;
+  }
+  kr_sync();
+}
+
+KR_DEV float x_at(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int t, int c) {
+  return s.segment[t] < 0 ? 0.0f : kr_load(f.x.data, of(f.x, at.b, at.t0 + t, at.h, c), f.x.dtype);
+}
+KR_DEV float B_at(const kr_ssd_plan &f, const place &at, int t, int n) { return kr_load(f.Bmat.data, of(f.Bmat, at.b, at.t0 + t, at.g, n), f.Bmat.dtype); }
+KR_DEV float C_at(const kr_ssd_plan &f, const place &at, int t, int n) { return kr_load(f.Cmat.data, of(f.Cmat, at.b, at.t0 + t, at.g, n), f.Cmat.dtype); }
+
+/* PART channels from c0 on of what comes into the sums: dout, gated; zeros beyond. */
+KR_DEV void stage_dy(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int c0, float *dy) {
+  for (int i = kr_thread(); i < Q * PART; i += THREADS) {
+    const int t = i / PART, c = c0 + i % PART;
+    float v = 0;
+    if (t < at.n && c < f.P && s.segment[t] >= 0) {
+      v = kr_load(f.dout.data, of(f.dout, at.b, at.t0 + t, at.h, c), f.dout.dtype);
+      if (f.z.data) v *= kr_silu(kr_load(f.z.data, of(f.z, at.b, at.t0 + t, at.h, c), f.z.dtype));
+    }
+    dy[t * (PART + 1) + i % PART] = v;
+  }
+}
+
+/* Sum over the four threads of a token. */
+KR_DEV float add_four(float v) {
+  v += kr_shuffle_xor(v, 1);
+  return v + kr_shuffle_xor(v, 2);
+}
+
+KR_DEV float add_block(float v, float *sums) {
+  float total = 0;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
+  if ((kr_thread() & 31) == 0) sums[kr_thread() >> 5] = v;
+  kr_sync();
+  for (int w = 0; w < THREADS / 32; w++) total += sums[w];
+  return total;
+}
+
+/* dx of the part's channels, and <M_t, x_t (outer) B_t>. passes: C_i B_j and the decay from j to i. */
+KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *passes, const float *dy, const float *M, int c0) {
+  const kr_ssd_plan &f = p.f;
+  const int j = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
+  float inputs = 0, after = 0;
+  for (int c = kr_thread() & 3; c < end && j < at.n; c += 4) {
+    float within = 0, from_after = 0;
+    for (int i = j; i < at.n; i++) within = passes[i * ROW + j] == 0 ? within : kr_fma(passes[i * ROW + j], dy[i * (PART + 1) + c], within);
+    for (int n = 0; s.into[j] != 0 && n < f.N; n++) from_after = kr_fma(M[(int64_t)(c0 + c) * f.N + n], B_at(f, at, j, n), from_after);
+    from_after *= s.into[j];
+    const float x = x_at(f, at, s, j, c0 + c), all = within + from_after, own = dy[j * (PART + 1) + c];
+    inputs = kr_fma(x, all, inputs), after = kr_fma(x, from_after, after);
+    float dx = s.d[j] * all;
+    if (f.D.data && !p.adds) dx = kr_fma(kr_load(f.D.data, at.h * f.D.h + (c0 + c) * f.D.n, f.D.dtype), own, dx);
+    if (s.segment[j] < 0) dx = 0;
+    if (p.adds) dx += ((const float *)p.all_dx.data)[of(p.all_dx, at.b, at.t0 + j, at.h, c0 + c)];
+    if (p.keeps) ((float *)p.all_dx.data)[of(p.all_dx, at.b, at.t0 + j, at.h, c0 + c)] = dx;
+    else if (p.dx.data) kr_store(p.dx.data, of(p.dx, at.b, at.t0 + j, at.h, c0 + c), p.dx.dtype, dx);
+  }
+  inputs = add_four(inputs), after = add_four(after);
+  if ((kr_thread() & 3) == 0) s.inputs[j] = (c0 ? s.inputs[j] : 0) + inputs, s.after[j] = (c0 ? s.after[j] : 0) + s.d[j] * after;
+}
+
+/* What S and M give dC and dB. */
+KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *dy, const float *S, const float *M, int c0, int first) {
+  const kr_ssd_plan &f = p.f;
+  const int t = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
+  float before = 0;
+  for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
+    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B = (float *)p.sum_B.data + of(p.sum_B, at.b, at.t0 + t, at.g, n);
+    float c = 0, b = 0;
+    for (int k = 0; s.out[t] != 0 && k < end; k++) c = kr_fma(dy[t * (PART + 1) + k], S[(int64_t)(c0 + k) * f.N + n], c);
+    for (int k = 0; s.into[t] != 0 && k < end; k++) b = kr_fma(x_at(f, at, s, t, c0 + k), M[(int64_t)(c0 + k) * f.N + n], b);
+    c *= s.out[t], b *= s.into[t] * s.d[t];
+    if (s.out[t] != 0) before = kr_fma(C_at(f, at, t, n), c, before);
+    *sum_C = first ? c : *sum_C + c;
+    *sum_B = first ? b : *sum_B + b;
+  }
+  before = add_four(before);
+  if ((kr_thread() & 3) == 0) s.before[t] = (c0 ? s.before[t] : 0) + before;
+}
+
+/* q of every token, from pairs (given[i][j]: from token j to a later one i), from the state before the chunk and to what comes after it. */
+KR_DEV void pass_over(chunk_steps &s, const float *given, int n, float through) {
+  const int t = kr_thread();
+  if (t < n) {
+    float change = 0;
+    for (int i = t + 1; i < n; i++) change += given[i * ROW + t];
+    for (int j = 0; j < t; j++) change -= given[t * ROW + j];
+    s.change[t] = change;
+  }
+  kr_sync();
+  if (t == 0) {
+    float pairs = 0, after = 0, before = 0;
+    for (int i = 0; i < n; i++) {
+      s.q[i] = pairs + after;
+      pairs += s.change[i], after += s.after[i];
+    }
+    for (int i = n - 1; i >= 0; i--) {
+      before += s.before[i];
+      s.q[i] += before + through;
+    }
+  }
+  kr_sync();
+}
+
+/* ddt of a head's tokens and their sums. */
+KR_DEV void finish_steps(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *parts) {
+  const kr_ssd_plan &f = p.f;
+  const int t = kr_thread();
+  float dA = 0, bias = 0;
+  if (t < at.n) {
+    const int64_t kept = of(p.all_dd, at.b, at.t0 + t, at.h, 0);
+    float dd = s.segment[t] < 0 ? 0.0f : kr_fma(((const float *)f.A.data)[at.h * f.A.h], s.q[t], s.inputs[t]);
+    dA = s.segment[t] < 0 ? 0.0f : s.d[t] * s.q[t];
+    if (p.adds) dd += ((const float *)p.all_dd.data)[kept];
+    if (p.keeps) ((float *)p.all_dd.data)[kept] = dd;
+    const float unclamped = f.softplus ? kr_softplus(s.raw[t]) : s.raw[t];
+    if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
+    if (f.softplus && s.raw[t] <= 20.0f) dd *= kr_softplus_slope(unclamped);
+    if (!p.keeps && p.ddt.data) kr_store(p.ddt.data, of(p.ddt, at.b, at.t0 + t, at.h, 0), p.ddt.dtype, dd);
+    bias = dd;
+  }
+  kr_sync();
+  dA = add_block(dA, s.sum);
+  kr_sync();
+  bias = add_block(bias, s.sum);
+  if (t == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
+}
+
+KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *passes, float *given, float *dy, const float (&CB)[4][4], float (&W)[4][4], int first) {
+  const kr_ssd_plan &f = p.f;
+  const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4, chunk = (int)(at.t0 / Q);
+  const int64_t state = (((int64_t)at.b * f.H + at.h) * p.n_chunks + chunk) * f.P * f.N;
+  const float *const S = (const float *)p.S + state, *const M = (const float *)p.M + state;
+  float *const parts = p.parts + (((int64_t)at.b * p.n_chunks + chunk) * f.H + at.h) * (f.P + 2);
+  float xy[4][4] = {}, through = 0;
+  prepare(f, at, s);
+  for (int c0 = 0; c0 < f.P; c0 += PART) {
+    kr_sync();
+    stage_dy(f, at, s, c0, dy);
+    kr_sync();
+    for (int c = 0; c < PART && c0 + c < f.P; c++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float x = j0 + j < at.n ? x_at(f, at, s, j0 + j, c0 + c) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) xy[i][j] = kr_fma(dy[(i0 + i) * (PART + 1) + c], x, xy[i][j]);
+      }
+    if (kr_thread() < PART && c0 + kr_thread() < f.P) {
+      float dD = 0;
+      for (int t = 0; t < at.n; t++) dD = kr_fma(dy[t * (PART + 1) + kr_thread()], x_at(f, at, s, t, c0 + kr_thread()), dD);
+      parts[c0 + kr_thread()] = dD;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int to = i0 + i, from = j0 + j, reaches = from <= to && to < at.n && s.segment[to] == s.segment[from] && s.segment[to] >= 0;
+      const float decay = reaches ? decay_between(s, to, from) : 0.0f, v = reaches ? xy[i][j] * decay * s.d[from] : 0.0f;
+      W[i][j] += v;
+      passes[to * ROW + from] = reaches ? CB[i][j] * decay : 0.0f;
+      given[to * ROW + from] = reaches && from < to ? v * CB[i][j] : 0.0f;
+    }
+  for (int c0 = 0; c0 < f.P; c0 += PART) {
+    kr_sync();
+    stage_dy(f, at, s, c0, dy);
+    kr_sync();
+    give_dx(p, at, s, passes, dy, M, c0);
+    give_matrices(p, at, s, dy, S, M, c0, first && c0 == 0);
+  }
+  if (s.keeps != 0)
+    for (int64_t i = kr_thread(); i < (int64_t)f.P * f.N; i += THREADS) through = kr_fma(S[i], M[i], through);
+  through = add_block(through, s.sum) * s.keeps;
+  pass_over(s, given, at.n, s.keeps == 0 ? 0.0f : through);
+  finish_steps(p, at, s, parts);
+}
+
+/* dB and dC: what the heads gave, and W (from j to i, over the heads) times C and B. */
+KR_DEV void finish_matrices(const kr_ssd_bwd_plan &p, const place &at, const float *W) {
+  const kr_ssd_plan &f = p.f;
+  const int t = kr_thread() >> 2;
+  for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
+    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B = (float *)p.sum_B.data + of(p.sum_B, at.b, at.t0 + t, at.g, n);
+    float b = *sum_B, c = *sum_C;
+    for (int i = t; i < at.n; i++) b = W[i * ROW + t] == 0 ? b : kr_fma(W[i * ROW + t], C_at(f, at, i, n), b);
+    for (int j = 0; j <= t; j++) c = W[t * ROW + j] == 0 ? c : kr_fma(W[t * ROW + j], B_at(f, at, j, n), c);
+    *sum_B = b, *sum_C = c;
+    if (p.keeps) continue;
+    if (p.dB.data) kr_store(p.dB.data, of(p.dB, at.b, at.t0 + t, at.g, n), p.dB.dtype, b);
+    if (p.dC.data) kr_store(p.dC.data, of(p.dC, at.b, at.t0 + t, at.g, n), p.dC.dtype, c);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) {
+  KR_SHARED float passes[Q * ROW], given[Q * ROW], dy[Q * (PART + 1)];
+  KR_SHARED chunk_steps s;
+  const kr_ssd_plan &f = p.f;
+  place at = {kr_block_z(), 0, kr_block_y(), 0, (int64_t)kr_block_x() * Q};
+  at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
+  const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4;
+  float CB[4][4] = {}, W[4][4] = {};
+  for (int n = 0; n < f.N; n++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float B = j0 + j < at.n ? B_at(f, at, j0 + j, n) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; i++) CB[i][j] = kr_fma(i0 + i < at.n ? C_at(f, at, i0 + i, n) : 0.0f, B, CB[i][j]);
+    }
+  for (int k = 0; k < f.heads; k++) {
+    at.h = at.g * f.heads + k;
+    kr_sync();
+    run_head(p, at, s, passes, given, dy, CB, W, k == 0 && !p.adds);
+  }
+  kr_sync();
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) given[(i0 + i) * ROW + j0 + j] = W[i][j];
+  kr_sync();
+  finish_matrices(p, at, given);
+}
+
+/* A block per head: a thread takes a channel, then dA and the bias. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
+  const kr_ssd_plan &f = p.f;
+  const int h = kr_block_x();
+  for (int c = kr_thread(); c < f.P + 2; c += KR_SSD_THREADS) {
+    const kr_ssd_tensor &to = c < f.P ? p.dD : c == f.P ? p.dA : p.dbias;
+    float sum = 0;
+    if (!to.data) continue;
+    for (int64_t i = 0; i < (int64_t)f.B * p.n_chunks; i++) sum += p.parts[(i * f.H + h) * (f.P + 2) + c];
+    ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
+  }
+}

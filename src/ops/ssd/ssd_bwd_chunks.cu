@@ -1,0 +1,614 @@
+/* ssd_bwd_chunks.cu: the SSD's gradient on tensor cores, from Ampere on; compiled for float16 and bfloat16 storage. Chunks of 64 tokens,
+ * 64 channels of a head at a time. dy is dout, gated (kr_ssd_bwd_gate, where there is a gate).
+ * kr_ssd_bwd_states_nN  a block of four warps walks over a head's chunks with its state in its accumulators and leaves it, in the storage type,
+ *                       before each chunk: S forwards; M backwards, which takes dy and C as S takes x and B
+ * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, which it takes in turn; S and M known, chunks are apart:
+ *                         dC += 2^a dy S          dB += into x M           W += (dy x^T) o 2^(a_i - a_j) d_j, j <= i
+ *                         dx = d (P^T dy + 2^(a_end - a) B M^T) + D dy     P = (C B^T) o 2^(a_i - a_j)
+ *                       and when all heads are done dC += W B, dB += W^T C. Two warps share 16 tokens and halve the columns.
+ * kr_ssd_bwd_gate       dy and dz from y before the gate
+ * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
+ * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu. */
+#include "ssd_mma.cuh"
+
+#include "ssd_bwd_plan.h"
+
+enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
+
+/* A tile of P x N states in the storage type, N padded to the kernel's, for one chunk. */
+template <int N>
+KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, int block, int64_t chunk) {
+  return (uint16_t *)tiles + ((((int64_t)b * p.f.H + h) * p.f.blocks_per_head + block) * p.n_chunks + chunk) * (PB * N);
+}
+
+/* ---- states ---- */
+
+/* A warp's rows of a state in registers: rows c + g and 8 more, columns 8 j + 2 q and one more. */
+template <int N>
+KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int b, int h, int c, float (&s)[N / 8][4]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(8 * j + 2 * (lane & 3) + (k & 1));
+      s[j][k] = v.data && row < f.P && n < f.N ? kr_load(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype) : 0.0f;
+    }
+}
+template <int N>
+KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int b, int h, int c, const float (&s)[N / 8][4]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(8 * j + 2 * (lane & 3) + (k & 1));
+      if (row < f.P && n < f.N) kr_store(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype, s[j][k]);
+    }
+}
+
+/* A warp's 16 rows of the state to its tile, through its own rows of shared memory. */
+template <int N>
+KR_DEV void leave_state(uint16_t *tile, unsigned char *staged, const float (&s)[N / 8][4]) {
+  const int lane = kr_thread() & 31, g = lane >> 2, q = lane & 3, first = 16 * (kr_thread() >> 5);
+  kr_sync_warp();
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    *(uint32_t *)(staged + kr_swizzle<N * 2>(first + g, j) + 4 * q) = pack(s[j][0], s[j][1]);
+    *(uint32_t *)(staged + kr_swizzle<N * 2>(first + g + 8, j) + 4 * q) = pack(s[j][2], s[j][3]);
+  }
+  kr_sync_warp();
+#pragma unroll
+  for (int i = 0; i < N / 16; i++) {
+    const int at = i * 32 + lane, row = first + at / (N / 8), piece = at % (N / 8);
+    *(kr_raw16 *)(tile + row * N + piece * 8) = *(const kr_raw16 *)(staged + kr_swizzle<N * 2>(row, piece));
+  }
+}
+
+template <int N, int BACK>
+KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const kr_ssd_plan &f = p.f;
+  const int STAGE = X_BYTES + Q * N * 2, h = kr_block_x() / f.blocks_per_head, block = kr_block_x() - h * f.blocks_per_head, g = h / f.heads, b = kr_block_z(), w = kr_thread() >> 5, p0 = block * PB;
+  unsigned char *const staged = shared + 2 * STAGE;
+  chunk_steps *const steps = (chunk_steps *)(staged + PB * N * 2);
+  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32) * KR_LOG2E, bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f;
+  const kr_ssd_tensor &rows = BACK ? f.dout : f.x, &matrix = BACK ? f.Cmat : f.Bmat;
+  const int64_t row_at = b * rows.b + h * rows.h + p0, matrix_at = b * matrix.b + g * matrix.h;
+  float s[N / 8][4];
+  load_state<N>(f, BACK ? p.dfinal : f.initial, b, h, p0 + 16 * w, s);
+  for (int i = -1; i < p.n_chunks; i++) {
+    unsigned char *const now = shared + anew((i & 1) * STAGE), *const next = shared + anew((~i & 1) * STAGE);
+    const int c = BACK ? p.n_chunks - 1 - i : i, more = i + 1 < p.n_chunks;
+    const int64_t t0 = (int64_t)(BACK ? c - 1 : c + 1) * Q;
+    raw_steps raw = {};
+    kr_copied<0>();
+    kr_sync();
+    if (more) {
+      copy_rows<PB * 2, WALKERS>(next, rows, row_at, t0, f.L, f.P - p0);
+      copy_rows<N * 2, WALKERS>(next + X_BYTES, matrix, matrix_at, t0, f.L, f.N);
+      kr_commit_copies();
+      if (w == 0) raw = load_steps(f, b, h, t0, f.L);
+    }
+    if (i >= 0) {
+      leave_state<N>(tile_at<N>(p, BACK ? p.M : p.S, b, h, block, c), staged, s);
+      update_state<N>(s, now, now + X_BYTES, steps[i & 1].into, steps[i & 1].keeps);
+    }
+    if (w == 0 && more) {
+      chunk_steps &to = steps[~i & 1];
+      prepare_steps(f, to, raw, A, bias, t0, f.L);
+      if (BACK) {
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          const int t = (kr_thread() & 31) + 32 * k;
+          to.into[t] = to.segment[t] == 0 ? kr_exp2(to.a[t]) : 0.0f;
+        }
+      }
+    }
+  }
+  if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, s);
+}
+
+template <int N>
+KR_DEV void walk_either(const kr_ssd_bwd_plan &p) {
+  if (kr_block_y()) walk_states<N, 1>(p);
+  else walk_states<N, 0>(p);
+}
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_states_n64(const kr_ssd_bwd_plan p) { walk_either<64>(p); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 3) kr_ssd_bwd_states_n128(const kr_ssd_bwd_plan p) { walk_either<128>(p); }
+
+/* ---- chunks ---- */
+
+/* A chunk's tokens for a head; and what its warps found for each of them. */
+typedef struct head_steps {
+  float a[Q], d[Q], into[Q], out[Q], segment[Q], raw[Q]; /* into: 2^(a_end - a_j); out: 2^a_i */
+  float keeps, pad[3];
+} head_steps;
+typedef struct first_sums { /* two of them: a head's are read while the next head's come */
+  float before[2][Q], given[2][Q], taken[4][Q], through[8];
+} first_sums;
+typedef struct second_sums { /* read before the next head's come */
+  float after[2][Q], inputs[2][Q], dD[THREADS / 32][PB];
+} second_sums;
+
+typedef struct place {
+  int b, g, h, block, p0, chunk, n; /* n: tokens */
+  int64_t t0;
+} place;
+
+KR_DEV void prepare_head(const kr_ssd_plan &f, const place &at, int h, head_steps &s, const raw_steps &r) {
+  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32) * KR_LOG2E, bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f;
+  const lane_steps v = sum_steps(f, r, A, bias, at.t0, f.L);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int i = (kr_thread() & 31) + 32 * k;
+    s.a[i] = v.a[k], s.d[i] = v.d[k], s.segment[i] = v.segment[k], s.raw[i] = v.raw[k];
+    s.into[i] = v.segment[k] == v.last ? kr_exp2(v.total - v.a[k]) : 0.0f;
+    s.out[i] = v.segment[k] == 0 ? kr_exp2(v.a[k]) : 0.0f;
+  }
+  if ((kr_thread() & 31) == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f;
+}
+
+template <int N>
+KR_DEV void copy_tile(unsigned char *to, const uint16_t *from) {
+  const int per_row = N / 8, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
+  to += kr_swizzle<N * 2>(row, piece), from += row * N + piece * 8;
+#pragma unroll
+  for (int k = 0; k < PB / rows; k++) kr_copy16(to + k * rows * N * 2, from + k * rows * N);
+}
+
+/* x, dy, S, M of a head. */
+template <int N>
+KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage) {
+  const kr_ssd_plan &f = p.f;
+  const int p0 = block * PB;
+  copy_rows<PB * 2, THREADS>(stage, f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0);
+  copy_rows<PB * 2, THREADS>(stage + X_BYTES, f.dout, at.b * f.dout.b + h * f.dout.h + p0, at.t0, f.L, f.P - p0);
+  copy_tile<N>(stage + 2 * X_BYTES, tile_at<N>(p, p.S, at.b, h, block, at.chunk));
+  copy_tile<N>(stage + 2 * X_BYTES + PB * N * 2, tile_at<N>(p, p.M, at.b, h, block, at.chunk));
+  kr_commit_copies();
+}
+
+/* Sums over the four lanes of a row. */
+KR_DEV float add_row(float v) {
+  v += kr_shuffle_xor(v, 1);
+  return v + kr_shuffle_xor(v, 2);
+}
+
+/* A warp: rows 16 m and on, columns half n of the tile. */
+typedef struct warp_place {
+  int m, n, g, q, lane, row;
+} warp_place;
+
+KR_DEV warp_place my_place(void) {
+  const int w = kr_thread() >> 5, lane = kr_thread() & 31;
+  return warp_place{w & 3, w >> 2, lane >> 2, lane & 3, lane, 16 * (w & 3) + (lane >> 2)};
+}
+
+/* 16 rows from 16 m on as a factor, 16 k from 16 k on; rows of ROW_BYTES. */
+template <int ROW_BYTES>
+KR_DEV void load_a(uint32_t (&a)[4], const unsigned char *rows, const warp_place &me, int k) {
+  kr_load_matrices(a, rows + kr_swizzle<ROW_BYTES>(16 * me.m + (me.lane & 15), 2 * k + (me.lane >> 4)));
+}
+/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8 columns. */
+template <int ROW_BYTES>
+KR_DEV void load_b(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int first, int k) {
+  kr_load_matrices(b, rows + kr_swizzle<ROW_BYTES>(first + (me.lane & 7) + (me.lane >> 4) * 8, 2 * k + (me.lane >> 3 & 1)));
+}
+template <int ROW_BYTES>
+KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int k, int chunk) {
+  kr_load_matrices_turned(b, rows + kr_swizzle<ROW_BYTES>(16 * k + (me.lane & 7) + (me.lane >> 3 & 1) * 8, chunk + (me.lane >> 4)));
+}
+
+KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
+
+/* What the products before the exchange of P give: P to shared memory, W, dC, and sums of tokens. */
+template <int N>
+KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C, unsigned char *passes, const head_steps &s, first_sums &sums,
+                       const float (&CB)[4][4], float (&W)[4][4], float (&dC)[N / 16][4]) {
+  const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const S = dy + X_BYTES;
+  float xy[4][4], t[N / 16][4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) clear(xy[j]);
+#pragma unroll
+  for (int j = 0; j < N / 16; j++) clear(t[j]);
+#pragma unroll
+  for (int k = 0; k < PB / 16; k++) {
+    uint32_t a[4], b[4];
+    load_a<PB * 2>(a, dy, me, k);
+#pragma unroll
+    for (int j = 0; j < N / 32; j++) {
+      load_b_turned<N * 2>(b, S, me, k, me.n * (N / 16) + 2 * j);
+      kr_mma_as(half_type(), t[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), t[2 * j + 1], a, b[2], b[3]);
+    }
+    if (me.m < 2 * me.n) continue; /* tokens after all of these */
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b<PB * 2>(b, x, me, 32 * me.n + 16 * j, k);
+      kr_mma_as(half_type(), xy[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), xy[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+  float before[2] = {0, 0};
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = me.row + 8 * h;
+    const float out = s.out[row];
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      const uint32_t c = *(const uint32_t *)(C + kr_swizzle<N * 2>(row, me.n * (N / 16) + j) + 4 * me.q);
+      const float low = out * t[j][2 * h], high = out * t[j][2 * h + 1];
+      dC[j][2 * h] += low, dC[j][2 * h + 1] += high;
+      before[h] = kr_fma(kr_unpack(c, 0, KR_DTYPE), low, kr_fma(kr_unpack(c, 1, KR_DTYPE), high, before[h]));
+    }
+    before[h] = add_row(before[h]);
+    if (me.q == 0) sums.before[me.n][row] = before[h];
+  }
+  float given[2] = {0, 0}, taken[8];
+  const float a0 = s.a[me.row], a1 = s.a[me.row + 8], segment0 = s.segment[me.row], segment1 = s.segment[me.row + 8];
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const int column = 32 * me.n + 8 * j + 2 * me.q;
+    const kr_float2 a = *(const kr_float2 *)&s.a[column], d = *(const kr_float2 *)&s.d[column], segment = *(const kr_float2 *)&s.segment[column];
+    float pass[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = me.row + (k >> 1) * 8, from = column + (k & 1), same = !f.seq_idx || segment.v[k & 1] == (k >> 1 ? segment1 : segment0);
+      const float decay = kr_exp2((k >> 1 ? a1 : a0) - a.v[k & 1]), v = xy[j][k] * decay * d.v[k & 1];
+      const float w = from <= row && same ? v : 0.0f, pair = from < row ? w * CB[j][k] : 0.0f;
+      pass[k] = from <= row && same ? CB[j][k] * decay : 0.0f;
+      W[j][k] += w;
+      given[k >> 1] += pair;
+      taken[2 * j + (k & 1)] = k >> 1 ? taken[2 * j + (k & 1)] + pair : pair;
+    }
+    *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.row, 4 * me.n + j) + 4 * me.q) = pack(pass[0], pass[1]);
+    *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.row + 8, 4 * me.n + j) + 4 * me.q) = pack(pass[2], pass[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    taken[i] += kr_shuffle_xor(taken[i], 4);
+    taken[i] += kr_shuffle_xor(taken[i], 8);
+    taken[i] += kr_shuffle_xor(taken[i], 16);
+    if (me.g == 0) sums.taken[me.m][32 * me.n + 8 * (i >> 1) + 2 * me.q + (i & 1)] = taken[i];
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    given[h] = add_row(given[h]);
+    if (me.q == 0) sums.given[me.n][me.row + 8 * h] = given[h];
+  }
+}
+
+/* <S, M> of a thread's share. */
+template <int N>
+KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_sums &sums) {
+  float v = 0;
+#pragma unroll
+  for (int i = 0; i < PB * N / 8 / THREADS; i++) {
+    const int at = (i * THREADS + kr_thread()) * 16;
+    const kr_raw16 s = *(const kr_raw16 *)(S + at), m = *(const kr_raw16 *)(M + at);
+#pragma unroll
+    for (int k = 0; k < 4; k++) v = kr_fma(kr_unpack(s.w[k], 0, KR_DTYPE), kr_unpack(m.w[k], 0, KR_DTYPE), kr_fma(kr_unpack(s.w[k], 1, KR_DTYPE), kr_unpack(m.w[k], 1, KR_DTYPE), v));
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
+  if ((kr_thread() & 31) == 0) sums.through[kr_thread() >> 5] = v;
+}
+
+/* dx of the head, and dB. */
+template <int N>
+KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage, const unsigned char *B, const unsigned char *passes, unsigned char *staged,
+                        const head_steps &s, second_sums &sums, const float *D, float (&dB)[N / 16][4]) {
+  const kr_ssd_plan &f = p.f;
+  const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const M = dy + X_BYTES + PB * N * 2;
+  float within[4][4], after[4][4];
+  uint32_t a[4], b[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) clear(within[j]), clear(after[j]);
+#pragma unroll 1
+  for (int k = me.m; k < Q / 16; k++) {
+    kr_load_matrices_turned(a, passes + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b_turned<PB * 2>(b, dy, me, k, 4 * me.n + 2 * j);
+      kr_mma_as(half_type(), within[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), within[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) {
+    load_a<N * 2>(a, B, me, k);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b<N * 2>(b, M, me, 32 * me.n + 16 * j, k);
+      kr_mma_as(half_type(), after[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), after[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+  kr_sync_warp();
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = me.row + 8 * h;
+    const float d = s.d[row], into = s.into[row];
+    const int padding = s.segment[row] < 0;
+    float inputs = 0, from_after = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int chunk = 4 * me.n + j;
+      const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q);
+      const float low = into * after[j][2 * h], high = into * after[j][2 * h + 1], all_low = within[j][2 * h] + low, all_high = within[j][2 * h + 1] + high;
+      const float x_low = kr_unpack(two, 0, KR_DTYPE), x_high = kr_unpack(two, 1, KR_DTYPE);
+      float dx_low = d * all_low, dx_high = d * all_high;
+      inputs = kr_fma(x_low, all_low, kr_fma(x_high, all_high, inputs)), from_after = kr_fma(x_low, low, kr_fma(x_high, high, from_after));
+      if (f.D.data) {
+        const uint32_t own = *(const uint32_t *)(dy + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q);
+        const kr_float2 skip = *(const kr_float2 *)&D[8 * chunk + 2 * me.q];
+        dx_low = kr_fma(skip.v[0], kr_unpack(own, 0, KR_DTYPE), dx_low), dx_high = kr_fma(skip.v[1], kr_unpack(own, 1, KR_DTYPE), dx_high);
+      }
+      *(uint32_t *)(staged + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q) = padding ? 0 : pack(dx_low, dx_high);
+    }
+    inputs = add_row(inputs), from_after = add_row(from_after);
+    if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = d * from_after;
+  }
+  kr_sync_warp();
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = 16 * me.m + i * 8 + (me.lane >> 2), chunk = 4 * me.n + (me.lane & 3), left = f.P - at.p0 - chunk * 8;
+    const unsigned char *const from = staged + kr_swizzle<PB * 2>(row, chunk);
+    uint16_t *const to = (uint16_t *)p.dx.data + at.b * p.dx.b + (at.t0 + row) * p.dx.t + at.h * p.dx.h + at.p0 + chunk * 8;
+    if (!p.dx.data || row >= at.n || left <= 0) continue;
+    if (left >= 8) *(kr_raw16 *)to = *(const kr_raw16 *)from;
+    else for (int k = 0; k < left; k++) to[k] = ((const uint16_t *)from)[k];
+  }
+  float t[N / 16][4];
+#pragma unroll
+  for (int j = 0; j < N / 16; j++) clear(t[j]);
+#pragma unroll
+  for (int k = 0; k < PB / 16; k++) {
+    load_a<PB * 2>(a, x, me, k);
+#pragma unroll
+    for (int j = 0; j < N / 32; j++) {
+      load_b_turned<N * 2>(b, M, me, k, me.n * (N / 16) + 2 * j);
+      kr_mma_as(half_type(), t[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), t[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+  const float low = s.into[me.row] * s.d[me.row], high = s.into[me.row + 8] * s.d[me.row + 8];
+#pragma unroll
+  for (int j = 0; j < N / 16; j++) dB[j][0] = kr_fma(low, t[j][0], dB[j][0]), dB[j][1] = kr_fma(low, t[j][1], dB[j][1]), dB[j][2] = kr_fma(high, t[j][2], dB[j][2]), dB[j][3] = kr_fma(high, t[j][3], dB[j][3]);
+}
+
+/* Sums of dy x over the chunk, for each channel: a warp takes eight tokens, a lane two channels. */
+KR_DEV void sum_dD(const unsigned char *stage, const head_steps &s, second_sums &sums) {
+  const int lane = kr_thread() & 31, w = kr_thread() >> 5;
+  float low = 0, high = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int row = 8 * w + i, at = kr_swizzle<PB * 2>(row, lane >> 2) + 4 * (lane & 3);
+    const uint32_t x = *(const uint32_t *)(stage + at), dy = *(const uint32_t *)(stage + X_BYTES + at);
+    if (s.segment[row] < 0) continue;
+    low = kr_fma(kr_unpack(x, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low), high = kr_fma(kr_unpack(x, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high);
+  }
+  *(kr_float2 *)&sums.dD[w][2 * lane] = kr_float2{{low, high}};
+}
+
+/* What a lane of the second warp has added up of its tokens over a head's blocks of channels. */
+typedef struct token_sums {
+  float before[2], after[2], inputs[2], change[2], through;
+} token_sums;
+
+/* By the second warp, a head after it was done: gradients of its steps, sums over the chunk. */
+KR_DEV void finish_head(const kr_ssd_bwd_plan &p, const place &at, const head_steps &s, const first_sums &sums, const second_sums &others, token_sums &v) {
+  const kr_ssd_plan &f = p.f;
+  const int lane = kr_thread() & 31;
+  float *const parts = p.parts + (((int64_t)at.b * p.n_chunks + at.chunk) * f.H + at.h) * (f.P + 2);
+  if (at.block == 0) v = token_sums{};
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int t = lane + 32 * k, c = at.p0 + t;
+    float sum = 0;
+    v.before[k] += sums.before[0][t] + sums.before[1][t], v.after[k] += others.after[0][t] + others.after[1][t], v.inputs[k] += others.inputs[0][t] + others.inputs[1][t];
+    v.change[k] += (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t]) - (sums.given[0][t] + sums.given[1][t]);
+    for (int w = 0; w < THREADS / 32 && p.dD.data; w++) sum += others.dD[w][t];
+    if (c < f.P) parts[c] = sum;
+  }
+  for (int w = 0; w < THREADS / 32; w++) v.through += s.keeps == 0 ? 0.0f : s.keeps * sums.through[w];
+  if (at.block + 1 < f.blocks_per_head) return;
+  float begun[2], q[2], still[2], dA = 0, bias = 0;
+#pragma unroll
+  for (int k = 0; k < 2; k++) begun[k] = sum_up(v.change[k] + v.after[k]);
+  q[0] = begun[0] - (v.change[0] + v.after[0]), q[1] = kr_shuffle_from(begun[0], 31) + begun[1] - (v.change[1] + v.after[1]);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    still[k] = v.before[k];
+#pragma unroll
+    for (int by = 1; by < 32; by <<= 1) {
+      const float other = kr_shuffle_down(still[k], by, 32);
+      if (lane + by < 32) still[k] += other;
+    }
+  }
+  still[0] += kr_shuffle_from(still[1], 0);
+  const float A = kr_load(f.A.data, at.h * f.A.h, KRAIT_F32);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int t = lane + 32 * k;
+    const float passing = q[k] + still[k] + v.through, unclamped = f.softplus ? kr_softplus(s.raw[t]) : s.raw[t];
+    const int counts = t < at.n && s.segment[t] >= 0;
+    float dd = counts ? kr_fma(A, passing, v.inputs[k]) : 0.0f;
+    if (counts) dA = kr_fma(s.d[t], passing, dA);
+    if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
+    if (f.softplus && s.raw[t] <= 20.0f) dd *= kr_softplus_slope(unclamped);
+    if (t < at.n && p.ddt.data) kr_store(p.ddt.data, at.b * p.ddt.b + (at.t0 + t) * p.ddt.t + at.h * p.ddt.h, p.ddt.dtype, dd);
+    if (t < at.n) bias += dd;
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) dA += kr_shuffle_xor(dA, d), bias += kr_shuffle_xor(bias, d);
+  if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
+}
+
+/* A warp's part of dB or dC: a pair of columns each. */
+template <int N>
+KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole, const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = me.row + 8 * h;
+    if (row >= at.n) continue;
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      const int n = me.n * (N / 2) + 8 * j + 2 * me.q;
+      const float low = d[j][2 * h], high = d[j][2 * h + 1];
+      if (n >= p.f.N) continue;
+      if (p.n_splits > 1) {
+        float *const to = (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
+        to[0] = low;
+        if (n + 1 < p.f.N) to[1] = high;
+      } else if (whole.data) {
+        uint16_t *const to = (uint16_t *)whole.data + at.b * whole.b + (at.t0 + row) * whole.t + at.g * whole.h + n;
+        const uint32_t two = pack(low, high);
+        if (n + 1 < p.f.N) *(uint32_t *)to = two;
+        else to[0] = (uint16_t)two;
+      }
+    }
+  }
+}
+
+/* dC += W B, dB += W^T C; W through shared memory. */
+template <int N>
+KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsigned char *B, const unsigned char *C, const float (&W)[4][4], float (&dB)[N / 16][4], float (&dC)[N / 16][4]) {
+  uint32_t a[4], b[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    *(uint32_t *)(shared_W + kr_swizzle<Q * 2>(me.row, 4 * me.n + j) + 4 * me.q) = pack(W[j][0], W[j][1]);
+    *(uint32_t *)(shared_W + kr_swizzle<Q * 2>(me.row + 8, 4 * me.n + j) + 4 * me.q) = pack(W[j][2], W[j][3]);
+  }
+  kr_sync();
+#pragma unroll 1
+  for (int k = 0; k < Q / 16; k++) {
+    if (k <= me.m) {
+      load_a<Q * 2>(a, shared_W, me, k);
+#pragma unroll
+      for (int j = 0; j < N / 32; j++) {
+        load_b_turned<N * 2>(b, B, me, k, me.n * (N / 16) + 2 * j);
+        kr_mma_as(half_type(), dC[2 * j], a, b[0], b[1]);
+        kr_mma_as(half_type(), dC[2 * j + 1], a, b[2], b[3]);
+      }
+    }
+    if (k >= me.m) {
+      kr_load_matrices_turned(a, shared_W + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
+#pragma unroll
+      for (int j = 0; j < N / 32; j++) {
+        load_b_turned<N * 2>(b, C, me, k, me.n * (N / 16) + 2 * j);
+        kr_mma_as(half_type(), dB[2 * j], a, b[0], b[1]);
+        kr_mma_as(half_type(), dB[2 * j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+}
+
+/* The i-th (head, block of channels) of a block's. */
+KR_DEV void go_to(place &at, const kr_ssd_plan &f, int first, int i) {
+  at.h = first + i / f.blocks_per_head, at.block = i % f.blocks_per_head, at.p0 = at.block * PB;
+}
+
+template <int N>
+KR_DEV void inner(const kr_ssd_bwd_plan &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const int STAGE = 2 * X_BYTES + 2 * PB * N * 2, second_stage = p.n_stages > 1 ? STAGE : 0;
+  const kr_ssd_plan &f = p.f;
+  const warp_place me = my_place();
+  unsigned char *const B = shared + p.n_stages * STAGE, *const C = B + Q * N * 2, *const passes = C + Q * N * 2;
+  head_steps *const steps = (head_steps *)(passes + Q * Q * 2);
+  first_sums *const firsts = (first_sums *)(steps + 2);
+  second_sums &seconds = *(second_sums *)(firsts + 2);
+  float *const D = (float *)(&seconds + 1); /* [PB] */
+  place at = {kr_block_z(), kr_block_y() / p.n_splits, 0, 0, 0, kr_block_x(), 0, (int64_t)kr_block_x() * Q}, next = at;
+  const int split = kr_block_y() - at.g * p.n_splits, per_split = (f.heads + p.n_splits - 1) / p.n_splits, h0 = split * per_split, first = at.g * f.heads + h0;
+  const int n_heads = f.heads - h0 < per_split ? f.heads - h0 : per_split, n = n_heads > 0 ? n_heads * f.blocks_per_head : 0;
+  float CB[4][4], W[4][4], dB[N / 16][4], dC[N / 16][4];
+  token_sums tokens = {};
+  at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
+#pragma unroll
+  for (int j = 0; j < N / 16; j++) clear(dB[j]), clear(dC[j]);
+#pragma unroll
+  for (int j = 0; j < 4; j++) clear(CB[j]), clear(W[j]);
+  copy_rows<N * 2, THREADS>(B, f.Bmat, at.b * f.Bmat.b + at.g * f.Bmat.h, at.t0, f.L, f.N);
+  copy_rows<N * 2, THREADS>(C, f.Cmat, at.b * f.Cmat.b + at.g * f.Cmat.h, at.t0, f.L, f.N);
+  if (n) {
+    copy_head<N>(p, at, first, 0, shared);
+    if (kr_thread() < 32) prepare_head(f, at, first, steps[0], load_steps(f, at.b, first, at.t0, f.L));
+  } else {
+    kr_commit_copies();
+  }
+  kr_copied<0>();
+  kr_sync();
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) {
+    uint32_t a[4], b[4];
+    load_a<N * 2>(a, C, me, k);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b<N * 2>(b, B, me, 32 * me.n + 16 * j, k);
+      kr_mma_as(half_type(), CB[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), CB[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+#pragma unroll 1
+  for (int i = 0; i < n; i++) {
+    const int turn = i & 1, more = i + 1 < n;
+    unsigned char *const stage = shared + anew(turn * second_stage), *const S = stage + 2 * X_BYTES;
+    raw_steps raw = {};
+    go_to(at, f, first, i);
+    go_to(next, f, first, i + 1);
+    kr_copied<0>();
+    kr_sync();
+    if (more && second_stage) copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage));
+    if (kr_thread() < 32 && more) raw = load_steps(f, at.b, next.h, at.t0, f.L);
+    if (kr_thread() < PB) D[kr_thread()] = f.D.data && at.p0 + kr_thread() < f.P ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype) : 0.0f;
+    if (kr_thread() >> 5 == 1 && i) {
+      place before = at;
+      go_to(before, f, first, i - 1);
+      finish_head(p, before, steps[turn ^ 1], firsts[turn ^ 1], seconds, tokens);
+    }
+    first_half<N>(f, me, stage, C, passes, steps[turn], firsts[turn], CB, W, dC);
+    pass_through<N>(S, S + PB * N * 2, firsts[turn]);
+    kr_sync();
+    if (kr_thread() < 32 && more) prepare_head(f, at, next.h, steps[turn ^ 1], raw);
+    if (p.dD.data) sum_dD(stage, steps[turn], seconds);
+    second_half<N>(p, at, me, stage, B, passes, S, steps[turn], seconds, D, dB);
+    if (more && !second_stage) {
+      kr_sync();
+      copy_head<N>(p, at, next.h, next.block, shared);
+    }
+  }
+  kr_sync();
+  if (kr_thread() >> 5 == 1 && n) finish_head(p, at, steps[(n - 1) & 1], firsts[(n - 1) & 1], seconds, tokens);
+  add_within<N>(me, passes, B, C, W, dB, dC);
+  store_matrix<N>(p, at, me, p.dB, p.sum_B, split, dB);
+  store_matrix<N>(p, at, me, p.dC, p.sum_C, split, dC);
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
+
+/* dB and dC of a group from the blocks that shared its heads: a thread per element. */
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
+  const kr_ssd_tensor &part = kr_block_y() ? p.sum_C : p.sum_B, &to = kr_block_y() ? p.dC : p.dB;
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / p.f.N, groups = p.f.H / p.f.heads, n = i - row * p.f.N, t = row / groups, g = row - t * groups;
+  if (!to.data || t >= p.f.L) return;
+  float sum = 0;
+  for (int s = 0; s < p.n_splits; s++) sum += ((const float *)part.data)[((int64_t)s * p.f.B + kr_block_z()) * part.b + t * part.t + g * part.h + n];
+  kr_store(to.data, kr_block_z() * to.b + t * to.t + g * to.h + n, to.dtype, sum);
+}
+
+/* f.out: y before the gate, then dy in its place; dz. A thread per element. */
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_plan p) {
+  const kr_ssd_plan &f = p.f;
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H, h = row - t * f.H, b = kr_block_z();
+  if (t >= f.L) return;
+  const int64_t at = b * f.out.b + t * f.out.t + h * f.out.h + c;
+  const int padding = f.seq_idx && f.seq_idx[b * f.seq_b + t * f.seq_t] < 0;
+  const float z = kr_load(f.z.data, b * f.z.b + t * f.z.t + h * f.z.h + c, f.z.dtype), s = kr_sigmoid(z);
+  const float dout = padding ? 0.0f : kr_load(p.gated.data, b * p.gated.b + t * p.gated.t + h * p.gated.h + c, p.gated.dtype), y = kr_load(f.out.data, at, f.out.dtype);
+  if (f.dz.data) kr_store(f.dz.data, b * f.dz.b + t * f.dz.t + h * f.dz.h + c, f.dz.dtype, dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
+  kr_store(f.out.data, at, f.out.dtype, dout * z * s);
+}

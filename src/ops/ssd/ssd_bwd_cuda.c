@@ -1,0 +1,217 @@
+/* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk, their gradients after it, then chunk by chunk; sums over chunks
+ * last. Both directions of time: twice, the first leaving its part to the second. */
+#include "cuda_row.h"
+#include "op_list.h"
+#include "ssd_bwd_plan.h"
+#include "ssd_host.h"
+#include "ssd_rows.h"
+#include "status.h"
+
+static const kr_kernel before_s4 = {"ssd_bwd", "kr_ssd_bwd_before_s4"}, before_s16 = {"ssd_bwd", "kr_ssd_bwd_before_s16"};
+static const kr_kernel after_s4 = {"ssd_bwd", "kr_ssd_bwd_after_s4"}, after_s16 = {"ssd_bwd", "kr_ssd_bwd_after_s16"};
+static const kr_kernel in_chunks = {"ssd_bwd", "kr_ssd_bwd_chunks"}, add_chunks = {"ssd_bwd", "kr_ssd_bwd_add"};
+static const kr_kernel only_y_s4 = {"ssd", "kr_ssd_walk_s4"}, only_y_s16 = {"ssd", "kr_ssd_walk_s16"};
+
+/* How scratch is cut: bytes from its begin. */
+typedef struct layout {
+  uint64_t S, M, sum_B, sum_C, parts, all_dx, all_dd, y, end;
+} layout;
+
+static int is_both(const krait_ssd_bwd_args *a) { return (a->call.flags & KRAIT_SSD_BOTH) != 0; }
+static int64_t chunks_of(const krait_ssd_bwd_args *a) { return (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK; }
+static uint64_t place(uint64_t *end, int64_t floats) {
+  const uint64_t at = *end;
+  *end += kr_scratch_round((uint64_t)floats * sizeof(float));
+  return at;
+}
+
+static layout layout_of(const krait_ssd_bwd_args *a) {
+  const int64_t states = a->B * a->H * chunks_of(a) * a->P * a->N, matrix = a->B * a->L * a->G * a->N, channels = is_both(a) ? a->B * a->L * a->H : 0;
+  layout l = {.end = 0};
+  l.S = place(&l.end, states), l.M = place(&l.end, states);
+  l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
+  l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.all_dx = place(&l.end, channels * a->P), l.all_dd = place(&l.end, channels), l.y = place(&l.end, kr_has(&a->dz) ? channels * a->P : 0);
+  return l;
+}
+
+/* Scratch as a tensor (B,L,H,n) of a walk. */
+static kr_ssd_tensor floats_at(const krait_ssd_bwd_args *a, uint64_t at, int64_t H, int64_t n, int reverse) {
+  const krait_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32, 0};
+  return kr_ssd_sequence(&v, reverse, a->L);
+}
+
+static kr_ssd_bwd_plan plan_of(const krait_ssd_bwd_args *a, int reverse) {
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  const layout l = layout_of(a);
+  char *const scratch = a->call.scratch;
+  kr_ssd_bwd_plan p = {.f = kr_ssd_plan_of(&in, reverse), .n_chunks = (int32_t)chunks_of(a)};
+  p.f.dout = kr_ssd_sequence(&a->dout, reverse, a->L);
+  p.dx = kr_ssd_sequence(&a->dx, reverse, a->L), p.ddt = kr_ssd_sequence(&a->ddt, reverse, a->L);
+  p.dB = kr_ssd_sequence(&a->dB, reverse, a->L), p.dC = kr_ssd_sequence(&a->dC, reverse, a->L);
+  p.dfinal = kr_ssd_states(&a->dfinal_states), p.dinitial = kr_ssd_states(&a->dinitial_states);
+  p.all_dx = floats_at(a, l.all_dx, a->H, a->P, reverse), p.all_dd = floats_at(a, l.all_dd, a->H, 1, reverse);
+  p.sum_B = floats_at(a, l.sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l.sum_C, a->G, a->N, reverse);
+  p.S = scratch + l.S, p.M = scratch + l.M, p.parts = (float *)(scratch + l.parts);
+  p.f.kept = p.S;
+  p.dA = kr_ssd_heads(&a->dA, 0);
+  return p;
+}
+
+const char *kr_ssd_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  (void)ctx;
+  if (a->G > 65535) return "more than 65535 groups";
+  return kr_ssd_refuse_sizes(&in);
+}
+
+uint64_t kr_ssd_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  (void)ctx;
+  return layout_of(args).end;
+}
+
+static kr_grid walks(const kr_ssd_plan *f, void *stream) {
+  return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0), .y = 1, .z = (uint32_t)f->B, .block = KR_SSD_THREADS, .stream = stream};
+}
+
+static int32_t run_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  const int narrow = a->N <= 128;
+  const kr_grid walk = walks(&p->f, a->call.stream);
+  const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0), .y = (uint32_t)a->G, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &before_s4 : &before_s16, &walk, &p->f, sizeof p->f));
+  if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &after_s4 : &after_s16, &walk, p, sizeof *p));
+  if (chunk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, p, sizeof *p);
+}
+
+static int32_t both_directions(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  kr_ssd_bwd_plan forwards = plan_of(a, 0), backwards = plan_of(a, 1);
+  backwards.f.A = kr_ssd_heads(&a->A_reverse, 0), backwards.dA = kr_ssd_heads(&a->dA_reverse, 0);
+  forwards.keeps = 1, backwards.adds = 1;
+  forwards.dD = kr_ssd_heads(&a->dDvec, 1), backwards.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  if (kr_has(&a->dz) && a->B) {
+    kr_ssd_plan y = backwards.f;
+    const kr_grid walk = walks(&y, a->call.stream);
+    y.add = forwards.f.add = (float *)((char *)a->call.scratch + layout_of(a).y), y.keep_y = 1;
+    forwards.f.dz = kr_ssd_sequence(&a->dz, 0, a->L);
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, a->N <= 128 ? &only_y_s4 : &only_y_s16, &walk, &y, sizeof y));
+  }
+  KR_TRY(run_direction(ctx, a, &forwards));
+  return run_direction(ctx, a, &backwards);
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_ssd_bwd_args *a = args;
+  (void)tier; /* one module serves all tiers */
+  if (is_both(a)) return both_directions(ctx, a);
+  kr_ssd_bwd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  p.f.dz = kr_ssd_sequence(&a->dz, (a->call.flags & KRAIT_SSD_REVERSE) != 0, a->L);
+  return run_direction(ctx, a, &p);
+}
+
+KR_CUDA_TIERS(ssd_bwd, run)
+
+/* ---- on tensor cores ---- */
+
+#define CHUNKS(name) {{NULL, NULL}, {"ssd_bwd_chunks_f16", name}, {"ssd_bwd_chunks_bf16", name}}
+static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
+static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
+static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
+
+static int64_t columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
+static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
+  return (uint32_t)KR_SSD_BWD_INNER_SHARED(columns_of(a), n_stages);
+}
+
+static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
+  const krait_view *const rows[] = {&a->x, &a->dout, &a->z, &a->Bmat, &a->Cmat, &a->dx, &a->dB, &a->dC};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (kr_has(rows[i]) && rows[i]->dtype != a->x.dtype) return "z, B or C of another type than x";
+    if (!kr_ssd_is_aligned(rows[i])) return "rows that are not aligned to 16 bytes";
+  }
+  return NULL;
+}
+
+const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
+  if (a->x.dtype == KRAIT_F32) return "float32";
+  if (a->N > 128) return "N above 128";
+  if (a->dt_min < 0) return "a negative dt_min";
+  if (is_both(a)) return "both directions";
+  if (a->L == 0 || a->B == 0) return "nothing to do";
+  if (a->G > 4096) return "more than 4096 groups";
+  if (refuse_tensors(a)) return refuse_tensors(a);
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 1) ? "too little shared memory" : NULL;
+}
+
+/* Blocks share a group's heads only where they do not fill the device. */
+static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  const int64_t blocks = a->B * a->G * chunks_of(a), most = a->H / a->G < 16 ? a->H / a->G : 16;
+  int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
+  n = n < 1 ? 1 : n > most ? most : n;
+  const int64_t per_split = (a->H / a->G + n - 1) / n;
+  return (int32_t)((a->H / a->G + per_split - 1) / per_split);
+}
+
+typedef struct chunks_layout {
+  uint64_t S, M, sum_B, sum_C, parts, y, end;
+} chunks_layout;
+
+static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  const int64_t tiles = a->B * a->H * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * chunks_of(a) * KR_SSD_P * columns_of(a), n_splits = splits_of(ctx, a);
+  const int64_t matrix = n_splits > 1 ? n_splits * a->B * a->L * a->G * a->N : 0;
+  chunks_layout l = {.end = 0};
+  l.S = place(&l.end, tiles / 2), l.M = place(&l.end, tiles / 2);
+  l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
+  l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
+  return l;
+}
+
+uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
+
+/* dz, and what the gate leaves of dout in its place: y comes from the forward kernel. */
+static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_plan *p, uint64_t y) {
+  const int64_t row = (a->P + 7) / 8 * 8;
+  kr_ssd_plan forward = p->f;
+  forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y, .b = a->L * a->H * row, .t = a->H * row, .h = row, .n = 1, .dtype = a->x.dtype};
+  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
+  KR_TRY(kr_ssd_launch_chunks(ctx, &forward, a->call.stream));
+  p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
+  const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 1, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
+}
+
+static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const chunks_layout *l) {
+  const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
+  char *const scratch = a->call.scratch;
+  kr_ssd_bwd_plan p = plan_of(a, reverse);
+  p.n_splits = splits_of(ctx, a);
+  p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
+  p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
+  p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
+  p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
+  return p;
+}
+
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const chunks_layout l = lay_out_chunks(ctx, a);
+  const int wide = a->N > 64, dtype = a->x.dtype;
+  kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
+  const uint32_t batch = (uint32_t)a->B;
+  const kr_grid states = {.x = (uint32_t)(a->H * p.f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
+  const kr_grid inner = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)(a->G * p.n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p.n_stages), .stream = a->call.stream};
+  const kr_grid sum = {.x = p.n_splits > 1 ? (uint32_t)((a->L * a->G * a->N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS) : 0, .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, &p, sizeof p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, &p, sizeof p));
+  if (sum.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, &p, sizeof p));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
+}

@@ -1,0 +1,59 @@
+/* ssd_host.h: the inputs of the SSD and of its gradient as their kernels take them. */
+#ifndef KR_SSD_HOST_H
+#define KR_SSD_HOST_H
+
+#include <math.h>
+
+#include "cuda_row.h"
+#include "ssd_inputs.h"
+#include "ssd_plan.h"
+#include "view.h"
+
+/* (B,L,H,..) of a walk in either direction. */
+static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, int64_t L) {
+  kr_ssd_tensor t = {.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
+  if (!v->data || !reverse) return t;
+  t.data = (char *)v->data + (L - 1) * t.t * (int64_t)krait_dtype_bytes(v->dtype);
+  t.t = -t.t;
+  return t;
+}
+
+/* (rows,H,P,N). */
+static inline kr_ssd_tensor kr_ssd_states(const krait_view *v) {
+  return (kr_ssd_tensor){.data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
+}
+
+static inline kr_ssd_tensor kr_ssd_heads(const krait_view *v, int has_channels) {
+  return (kr_ssd_tensor){.data = v->data, .h = v->stride[0], .n = has_channels ? v->stride[1] : 0, .dtype = v->dtype};
+}
+
+static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
+  kr_ssd_plan p = {.L = in->L, .B = (int32_t)in->B, .H = (int32_t)in->H, .P = (int32_t)in->P, .N = (int32_t)in->N, .heads = (int32_t)(in->H / in->G)};
+  p.softplus = (in->flags & KRAIT_SSD_SOFTPLUS) != 0;
+  p.dt_min = in->dt_min, p.dt_max = in->dt_max == 0 ? INFINITY : in->dt_max;
+  p.x = kr_ssd_sequence(in->x, reverse, in->L), p.z = kr_ssd_sequence(in->z, reverse, in->L), p.dt = kr_ssd_sequence(in->dt, reverse, in->L);
+  p.Bmat = kr_ssd_sequence(in->Bmat, reverse, in->L), p.Cmat = kr_ssd_sequence(in->Cmat, reverse, in->L);
+  p.A = kr_ssd_heads(in->A, 0), p.bias = kr_ssd_heads(in->dt_bias, 0), p.D = kr_ssd_heads(in->Dvec, 1);
+  p.initial = kr_ssd_states(in->initial_states);
+  p.blocks_per_head = (int32_t)((in->P + KR_SSD_P - 1) / KR_SSD_P);
+  p.n_segments = 1, p.segment = in->L;
+  if (!kr_has(in->seq_idx)) return p;
+  p.seq_b = in->seq_idx->stride[0], p.seq_t = reverse ? -in->seq_idx->stride[1] : in->seq_idx->stride[1];
+  p.seq_idx = (const int32_t *)in->seq_idx->data + (reverse ? (in->L - 1) * in->seq_idx->stride[1] : 0);
+  return p;
+}
+
+static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
+  if (in->B > 65535 || in->S > 65535) return "more than 65535 sequences";
+  if (in->H > INT32_MAX / 256) return "more than 2^23 heads";
+  return NULL;
+}
+
+static inline int kr_ssd_is_aligned(const krait_view *v) {
+  return !kr_has(v) || (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
+}
+
+/* The output of 16-bit rows by chunks, for a plan whose time is not cut. */
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
+
+#endif

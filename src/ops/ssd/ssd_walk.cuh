@@ -1,0 +1,126 @@
+/* ssd_walk.cuh: the SSD token by token, for every type, size and option: a warp walks along time with four channels of a head, states over
+ * its lanes. With GRADIENT the states before every chunk of tokens are kept, and the gradient of z takes the place of the output. */
+#ifndef KR_SSD_WALK_CUH
+#define KR_SSD_WALK_CUH
+
+#include "kernel.cuh"
+
+#include "ssd_plan.h"
+
+enum { ROWS = 4 }; /* channels of a warp */
+
+KR_DEV int64_t of(const kr_ssd_tensor &v, int64_t b, int64_t t, int64_t h, int64_t n) { return b * v.b + t * v.t + h * v.h + n * v.n; }
+
+/* dt + dt_bias. */
+KR_DEV float raw_step(const kr_ssd_plan &p, int b, int64_t t, int h) {
+  const float d = kr_load(p.dt.data, of(p.dt, b, t, h, 0), p.dt.dtype);
+  return p.bias.data ? d + kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : d;
+}
+
+KR_DEV float clamp_step(const kr_ssd_plan &p, float d) { return d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d; }
+
+KR_DEV float step_size(const kr_ssd_plan &p, int b, int64_t t, int h) {
+  const float d = raw_step(p, b, t, h);
+  return clamp_step(p, p.softplus ? kr_softplus(d) : d);
+}
+
+template <int S>
+KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0, const float (&s)[ROWS][S]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int k = 0; k < S; k++)
+      if (c0 + r < p.P && k * 32 + lane < p.N) ((float *)to.data)[of(to, row, c0 + r, h, k * 32 + lane)] = s[r][k];
+}
+
+/* The state after token t to every sequence that ends with it. */
+template <int S>
+KR_DEV void keep_varlen(const kr_ssd_plan &p, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+  for (int i = 0; i < p.S; i++) {
+    const int32_t begin = p.offsets[i * p.offsets_step], end = p.offsets[(i + 1) * p.offsets_step];
+    if (end == t + 1 && begin < end) keep_states<S>(p, p.varlen, i, h, c0, s);
+  }
+}
+
+/* Of four sums over the warp's lanes, lane r gets that of row r. */
+KR_DEV float add_lanes(float (&y)[ROWS]) {
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1)
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) y[r] += kr_shuffle_xor(y[r], d);
+  const int lane = kr_thread() & 31;
+  return lane == 0 ? y[0] : lane == 1 ? y[1] : lane == 2 ? y[2] : y[3];
+}
+
+template <int GRADIENT>
+KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, float y, int padding) {
+  const int64_t place = ((int64_t)b * p.L + (p.keep_y ? p.L - 1 - t : t)) * p.H * p.P + (int64_t)h * p.P + c;
+  if (p.keep_y) {
+    p.add[place] = y;
+    return;
+  }
+  if (p.add) y += p.add[place];
+  if (GRADIENT && !p.dz.data) return;
+  if (p.D.data) y = kr_fma(kr_load(p.D.data, h * p.D.h + c * p.D.n, p.D.dtype), kr_load(p.x.data, of(p.x, b, t, h, c), p.x.dtype), y);
+  if (GRADIENT) {
+    const float z = kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype), s = kr_sigmoid(z), dout = kr_load(p.dout.data, of(p.dout, b, t, h, c), p.dout.dtype);
+    kr_store(p.dz.data, of(p.dz, b, t, h, c), p.dz.dtype, padding || dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
+    return;
+  }
+  if (p.z.data) y *= kr_silu(kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype));
+  kr_store(p.out.data, of(p.out, b, t, h, c), p.out.dtype, padding ? 0.0f : y);
+}
+
+/* The state before token t, the first of its chunk, to p.kept. */
+template <int S>
+KR_DEV void keep_before(const kr_ssd_plan &p, float *kept, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+  const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  kr_ssd_tensor to = {};
+  to.data = kept + (((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK) * head, to.t = p.N, to.n = 1;
+  keep_states<S>(p, to, 0, 0, c0, s);
+}
+
+template <int S, int GRADIENT>
+KR_DEV void walk(const kr_ssd_plan &p) {
+  const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks, b = kr_block_z(), g = h / p.heads;
+  const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
+  const float A = ((const float *)p.A.data)[h * p.A.h];
+  float s[ROWS][S];
+  if (c0 >= p.P) return;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+      const int exists = p.initial.data && c0 + r < p.P && k * 32 + lane < p.N;
+      s[r][k] = exists ? kr_load(p.initial.data, of(p.initial, b, c0 + r, h, k * 32 + lane), p.initial.dtype) : 0.0f;
+    }
+  int32_t before = 0;
+  for (int64_t t = 0; t < p.L; t++) {
+    if (GRADIENT && p.kept && t % KR_SSD_CHUNK == 0) keep_before<S>(p, p.kept, b, t, h, c0, s);
+    const int32_t now = p.seq_idx ? p.seq_idx[b * p.seq_b + t * p.seq_t] : 0;
+    const float d = step_size(p, b, t, h), decay = kr_exp(d * A);
+    float x[ROWS], y[ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) x[r] = c0 + r < p.P ? d * kr_load(p.x.data, of(p.x, b, t, h, c0 + r), p.x.dtype) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+      const int n = k * 32 + lane;
+      const float B = n < p.N ? kr_load(p.Bmat.data, of(p.Bmat, b, t, g, n), p.Bmat.dtype) : 0.0f;
+      const float C = n < p.N ? kr_load(p.Cmat.data, of(p.Cmat, b, t, g, n), p.Cmat.dtype) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        const float carried = now != before ? 0.0f : decay * s[r][k];
+        s[r][k] = now < 0 || n >= p.N ? 0.0f : kr_fma(x[r], B, carried);
+        y[r] = now < 0 ? 0.0f : kr_fma(C, s[r][k], y[r]);
+      }
+    }
+    before = now;
+    const float sum = add_lanes(y);
+    if (lane < ROWS && c0 + lane < p.P) write_token<GRADIENT>(p, b, t, h, c0 + lane, sum, now < 0);
+    if (p.offsets) keep_varlen<S>(p, t, h, c0, s);
+  }
+  if (p.final.data) keep_states<S>(p, p.final, b, h, c0, s);
+}
+
+#endif
