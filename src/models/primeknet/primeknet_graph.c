@@ -132,6 +132,12 @@ static kr_tensor matrix(const maker *m, kr_tensor weight) {
   return reshape(m, weight, KR_DIMS(d.size[0], d.size[1]));
 }
 
+/* Gradients compute t again: it is large, and what it comes from is there. */
+static kr_tensor not_kept(const maker *m, kr_tensor t) {
+  kr_graph_recompute(m->g, t);
+  return t;
+}
+
 static kr_tensor channel_norm(const maker *m, kr_tensor rows, kr_tensor weight, kr_tensor bias) {
   return kr_graph_call(m->g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1e-6f, .x = view(m, rows), .weight = view(m, weight), .bias = view(m, bias), .out = kr_graph_ask()});
 }
@@ -171,7 +177,7 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
 #include "primeknet_weights.def"
 #undef KR_SCOPE_dense
     const kr_tensor x = kr_graph_slice(m->g, all, 3, (depth - 1 - i) * C, I);
-    const kr_tensor filtered = filter(m, "dense_filter", x, p.taps, p.taps_b, (int64_t)1 << i);
+    const kr_tensor filtered = not_kept(m, filter(m, "dense_filter", x, p.taps, p.taps_b, (int64_t)1 << i));
     const kr_tensor mixed = product(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * d.size[2], I)), matrix(m, p.w), 0, 0, 0);
     const kr_tensor to = i + 1 < depth ? kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C) : 0;
     last = norm_and_slope(m, reshape(m, mixed, KR_DIMS(d.size[0], d.size[1], d.size[2], C)), p.norm_w, p.norm_b, p.slope, to);
@@ -202,6 +208,7 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_tensor(m, KR_DIMS(m->B, F2, m->T, 3 * C));
   copy(m, "down_weight", kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), weight);
   kr_graph_call(m->g, "down_windows", &kr_op_unfold, &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
+  not_kept(m, windows);
   const kr_tensor down = product(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)), reshape(m, weight, KR_DIMS(C, 3 * C)), 0, 0, 0);
   return norm_and_slope(m, reshape(m, down, KR_DIMS(m->B, F2, m->T, C)), p.down_norm_w, p.down_norm_b, p.down_slope, 0);
 }
@@ -281,7 +288,7 @@ static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t
 #define KR_SCOPE_attention
 #include "primeknet_weights.def"
 #undef KR_SCOPE_attention
-  const kr_tensor normed = channel_norm(m, x, p.norm_w, p.norm_b);
+  const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
   kr_tensor gate;
   if (along_time) { /* filters of length 1 go into the product */
     const kr_tensor taps = reshape(m, p.taps, KR_DIMS(2 * C)), weight = multiply(m, "gate_weight", turned(m, matrix(m, p.gate_w)), beside(m, taps, C));
@@ -297,7 +304,7 @@ static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t
   const kr_tensor mean = kr_graph_call(m->g, "mean", &kr_op_pool, &(krait_pool_args){.x = view(m, reshape(m, g, sequences)), .out = kr_graph_ask()});
   const kr_tensor scale = product(m, "attention", reshape(m, mean, KR_DIMS(n_means, C)), matrix(m, p.attn_w), p.attn_b, 0, 0);
   const kr_tensor spread = kr_graph_spread(m->g, reshape(m, scale, KR_DIMS(sequences.size[0], 1, sequences.size[2])), sequences);
-  const kr_tensor scaled = reshape(m, multiply(m, "attended", reshape(m, g, sequences), spread), KR_DIMS(rows, C));
+  const kr_tensor scaled = reshape(m, not_kept(m, multiply(m, "attended", reshape(m, g, sequences), spread)), KR_DIMS(rows, C));
   return scaled_back(m, scaled, matrix(m, p.out_w), p.out_b, p.beta, x);
 }
 
@@ -356,7 +363,7 @@ static kr_tensor time_network(const maker *m, int64_t b, int64_t n, kr_tensor x)
 #define KR_SCOPE_wrap
 #include "primeknet_weights.def"
 #undef KR_SCOPE_wrap
-  const kr_tensor normed = channel_norm(m, x, p.norm_w, p.norm_b);
+  const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
   const kr_tensor y = m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, normed, &weight) : recurrent(m, prefix, &p, normed, &weight);
   return scaled_back(m, y, weight, p.out_b, p.beta, x);
 }
@@ -374,7 +381,7 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #undef KR_SCOPE_wrap
     w = p;
   }
-  const kr_tensor h = product(m, "in", channel_norm(m, x, w.norm_w, w.norm_b), matrix(m, w.in_w), w.in_b, 0, 0), gated = new_tensor(m, KR_DIMS(rows, H));
+  const kr_tensor h = product(m, "in", not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), matrix(m, w.in_w), w.in_b, 0, 0), gated = new_tensor(m, KR_DIMS(rows, H));
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const int64_t K = m->c->kernels[j], number = K;
     pk_prime_p p;
@@ -382,7 +389,7 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #include "primeknet_weights.def"
 #undef KR_SCOPE_prime
     const kr_tensor chunk = reshape(m, columns(m, h, j * C, C), KR_DIMS(m->B, m->c->F2, m->T, C));
-    const kr_tensor filtered = reshape(m, filter(m, "prime_filter", chunk, p.attn_taps, p.attn_taps_b, 1), KR_DIMS(rows, C));
+    const kr_tensor filtered = reshape(m, not_kept(m, filter(m, "prime_filter", chunk, p.attn_taps, p.attn_taps_b, 1)), KR_DIMS(rows, C));
     const kr_tensor other = reshape(m, filter(m, "prime_conv", chunk, p.conv_taps, p.conv_taps_b, 1), KR_DIMS(rows, C));
     multiply_into(m, "prime_gated", product(m, "prime_mix", filtered, matrix(m, p.attn_w), p.attn_b, 0, 0), other, columns(m, gated, j * C, C));
   }
