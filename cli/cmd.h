@@ -13,6 +13,7 @@ int cmd_devices(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_selftest(int argc, char **argv);
+int cmd_train(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 #endif

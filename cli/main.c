@@ -22,6 +22,7 @@ static const struct {
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
     {"info", cmd_info, "what a weights file holds, or this program and machine", 1},
     {"convert", cmd_convert, "weights of any format to safetensors", 1},
+    {"train", cmd_train, "train PrimeKnet on recordings of your own", 1},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
     {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure", 70},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine", 1},

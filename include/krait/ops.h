@@ -43,6 +43,9 @@ typedef struct krait_call {
 #define KRAIT_ACT_SILU 1
 #define KRAIT_ACT_GELU 2      /* x (1 + erf(x / sqrt 2)) / 2; products only */
 #define KRAIT_ACT_GELU_TANH 3 /* its approximation by tanh; products only */
+#define KRAIT_ACT_SIGMOID 4   /* pointwise only */
+#define KRAIT_ACT_RELU 5      /* pointwise only */
+#define KRAIT_ACT_EXP 6       /* pointwise only */
 
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
  * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
@@ -503,7 +506,7 @@ KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gem
 typedef struct krait_pointwise_args {
   krait_call call;
   int64_t I, J, K, N;
-  int32_t activation;   /* KRAIT_ACT_NONE or _SILU */
+  int32_t activation;   /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU or _EXP */
   int32_t reserved;
   float x_scale, y_scale;
   krait_view x, y;      /* (I,J,K,N) any float type; either may be absent */
@@ -524,6 +527,238 @@ typedef struct krait_sum_rows_args {
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
+/* ==== convolutions over (B,H,W,C), channels last ======================================================== * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c], zeros outside. */
+typedef struct krait_depthwise_conv_args {
+  krait_call call;
+  int64_t B, H, W, C;
+  int64_t KH, KW;       /* taps */
+  int64_t DH, DW;       /* dilation */
+  int64_t PH, PW;       /* zeros before the first position; as many follow as it takes */
+  krait_view x;         /* (B,H,W,C) float32, as all of these */
+  krait_view weight;    /* (C,KH,KW) */
+  krait_view bias;      /* (C) or absent */
+  krait_view out;       /* (B,H,W,C) */
+} krait_depthwise_conv_args;
+KRAIT_API int32_t krait_depthwise_conv(const krait_ctx *ctx, const krait_depthwise_conv_args *args);
+KRAIT_API int32_t krait_depthwise_conv_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_args *args, uint64_t *bytes);
+
+typedef struct krait_depthwise_conv_bwd_args {
+  krait_call call;
+  int64_t B, H, W, C, KH, KW, DH, DW, PH, PW;
+  krait_view x, weight; /* as forward */
+  krait_view dout;
+  krait_view dx, dweight, dbias;
+} krait_depthwise_conv_bwd_args;
+KRAIT_API int32_t krait_depthwise_conv_bwd(const krait_ctx *ctx, const krait_depthwise_conv_bwd_args *args);
+KRAIT_API int32_t krait_depthwise_conv_bwd_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_bwd_args *args, uint64_t *bytes);
+
+/* unfold: what each window of KH by KW positions sees, as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c], zeros outside. With
+ * a product behind it: any dense convolution. fold adds the rows up where they came from, the gradient of unfold; with a product before it: a
+ * transposed convolution, or overlap and add. K is KH KW C. */
+typedef struct krait_unfold_args {
+  krait_call call;
+  int64_t B, H, W, C, OH, OW, K;
+  int64_t KH, KW, SH, SW, PH, PW;
+  krait_view x;         /* (B,H,W,C) float32 */
+  krait_view out;       /* (B,OH,OW,K) float32 */
+} krait_unfold_args;
+KRAIT_API int32_t krait_unfold(const krait_ctx *ctx, const krait_unfold_args *args);
+KRAIT_API int32_t krait_unfold_scratch_bytes(const krait_ctx *ctx, const krait_unfold_args *args, uint64_t *bytes);
+
+typedef struct krait_fold_args {
+  krait_call call;
+  int64_t B, H, W, C, OH, OW, K;
+  int64_t KH, KW, SH, SW, PH, PW;
+  krait_view x;         /* (B,OH,OW,K) float32 */
+  krait_view out;       /* (B,H,W,C) float32 */
+} krait_fold_args;
+KRAIT_API int32_t krait_fold(const krait_ctx *ctx, const krait_fold_args *args);
+KRAIT_API int32_t krait_fold_scratch_bytes(const krait_ctx *ctx, const krait_fold_args *args, uint64_t *bytes);
+
+/* ==== instance norm and pools over (B,S,C) =====================================================================
+ * instance_norm: v = (x - mean) / sqrt(var + eps) weight + bias with the statistics of each (b, c) over S; out = v, or where slope is given
+ * and v is not above 0: slope v (PReLU). */
+typedef struct krait_instance_norm_args {
+  krait_call call;
+  int64_t B, S, C;
+  float eps;
+  int32_t reserved;
+  krait_view x;            /* (B,S,C) float32, as all of these */
+  krait_view weight, bias; /* (C) or absent */
+  krait_view slope;        /* (C) or absent */
+  krait_view out;          /* (B,S,C) */
+} krait_instance_norm_args;
+KRAIT_API int32_t krait_instance_norm(const krait_ctx *ctx, const krait_instance_norm_args *args);
+KRAIT_API int32_t krait_instance_norm_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_args *args, uint64_t *bytes);
+
+typedef struct krait_instance_norm_bwd_args {
+  krait_call call;
+  int64_t B, S, C;
+  float eps;
+  int32_t reserved;
+  krait_view x, weight, bias, slope; /* as forward */
+  krait_view dout;
+  krait_view dx, dweight, dbias, dslope;
+} krait_instance_norm_bwd_args;
+KRAIT_API int32_t krait_instance_norm_bwd(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args);
+KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args, uint64_t *bytes);
+
+/* pool: the mean over S of each (b, c); the sum or the largest with a flag. The gradient of the largest goes to the first that is. */
+#define KRAIT_POOL_SUM 1u
+#define KRAIT_POOL_MAX 2u
+typedef struct krait_pool_args {
+  krait_call call;
+  int64_t B, S, C;
+  krait_view x;   /* (B,S,C) float32 */
+  krait_view out; /* (B,C) float32 */
+} krait_pool_args;
+KRAIT_API int32_t krait_pool(const krait_ctx *ctx, const krait_pool_args *args);
+KRAIT_API int32_t krait_pool_scratch_bytes(const krait_ctx *ctx, const krait_pool_args *args, uint64_t *bytes);
+
+typedef struct krait_pool_bwd_args {
+  krait_call call;
+  int64_t B, S, C;
+  krait_view x;
+  krait_view dout;
+  krait_view dx;
+} krait_pool_bwd_args;
+KRAIT_API int32_t krait_pool_bwd(const krait_ctx *ctx, const krait_pool_bwd_args *args);
+KRAIT_API int32_t krait_pool_bwd_scratch_bytes(const krait_ctx *ctx, const krait_pool_bwd_args *args, uint64_t *bytes);
+
+/* ==== recurrent networks =======================================================================================
+ * rnn: a layer of GRU, or with KRAIT_RNN_LSTM of LSTM, behind its input product: x has the gates' input parts (r, z, n; or i, f, g, o), bias of the
+ * input included. U = weight h + bias. GRU: r, z = sigmoid(x + U), n = tanh(x + r U), h = (1 - z) n + z h. LSTM: i, f, o = sigmoid(x + U),
+ * g = tanh(x + U), c = f c + i g, h = o tanh(c). h and c begin as 0. The gradient reads out, and with LSTM cells. */
+#define KRAIT_RNN_LSTM 1u
+typedef struct krait_rnn_args {
+  krait_call call;
+  int64_t B, L, H;
+  krait_view x;      /* (B,L,3H or 4H) float32, as all of these */
+  krait_view weight; /* (3H or 4H, H) */
+  krait_view bias;   /* (3H or 4H) or absent */
+  krait_view out;    /* (B,L,H) */
+  krait_view cells;  /* (B,L,H) or absent; LSTM only */
+} krait_rnn_args;
+KRAIT_API int32_t krait_rnn(const krait_ctx *ctx, const krait_rnn_args *args);
+KRAIT_API int32_t krait_rnn_scratch_bytes(const krait_ctx *ctx, const krait_rnn_args *args, uint64_t *bytes);
+
+typedef struct krait_rnn_bwd_args {
+  krait_call call;
+  int64_t B, L, H;
+  krait_view x, weight, bias, out, cells; /* as forward */
+  krait_view dout;
+  krait_view dx, dweight, dbias;
+} krait_rnn_bwd_args;
+KRAIT_API int32_t krait_rnn_bwd(const krait_ctx *ctx, const krait_rnn_bwd_args *args);
+KRAIT_API int32_t krait_rnn_bwd_scratch_bytes(const krait_ctx *ctx, const krait_rnn_bwd_args *args, uint64_t *bytes);
+
+/* ==== spectra and losses =======================================================================================
+ * to_polar: mag = (re^2 + im^2 + eps)^(power / 2), pha = atan2(im + im_add, re + re_add). from_polar: re, im = mag^power (cos, sin)(pha). */
+typedef struct krait_to_polar_args {
+  krait_call call;
+  int64_t I, J, K;
+  float eps, power, re_add, im_add;
+  krait_view re, im;   /* (I,J,K) float32, as all of these */
+  krait_view mag, pha; /* either may be absent */
+} krait_to_polar_args;
+KRAIT_API int32_t krait_to_polar(const krait_ctx *ctx, const krait_to_polar_args *args);
+KRAIT_API int32_t krait_to_polar_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_args *args, uint64_t *bytes);
+
+typedef struct krait_to_polar_bwd_args {
+  krait_call call;
+  int64_t I, J, K;
+  float eps, power, re_add, im_add;
+  krait_view re, im;
+  krait_view dmag, dpha;
+  krait_view dre, dim;
+} krait_to_polar_bwd_args;
+KRAIT_API int32_t krait_to_polar_bwd(const krait_ctx *ctx, const krait_to_polar_bwd_args *args);
+KRAIT_API int32_t krait_to_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_bwd_args *args, uint64_t *bytes);
+
+typedef struct krait_from_polar_args {
+  krait_call call;
+  int64_t I, J, K;
+  float power;
+  int32_t reserved;
+  krait_view mag, pha; /* (I,J,K) float32; mag >= 0 */
+  krait_view re, im;
+} krait_from_polar_args;
+KRAIT_API int32_t krait_from_polar(const krait_ctx *ctx, const krait_from_polar_args *args);
+KRAIT_API int32_t krait_from_polar_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_args *args, uint64_t *bytes);
+
+typedef struct krait_from_polar_bwd_args {
+  krait_call call;
+  int64_t I, J, K;
+  float power;
+  int32_t reserved;
+  krait_view mag, pha;
+  krait_view dre, dim;
+  krait_view dmag, dpha;
+} krait_from_polar_bwd_args;
+KRAIT_API int32_t krait_from_polar_bwd(const krait_ctx *ctx, const krait_from_polar_bwd_args *args);
+KRAIT_API int32_t krait_from_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_bwd_args *args, uint64_t *bytes);
+
+/* loss: out = scale sum (x - y)^2, or with KRAIT_LOSS_ANGLE scale sum |d - 2 pi round(d / 2 pi)|, d = x - y. y absent: 0. */
+#define KRAIT_LOSS_ANGLE 1u
+typedef struct krait_loss_args {
+  krait_call call;
+  int64_t I, J, K, N;
+  float scale;
+  int32_t reserved;
+  krait_view x, y; /* (I,J,K,N) float32 */
+  krait_view out;  /* (1) float32 */
+} krait_loss_args;
+KRAIT_API int32_t krait_loss(const krait_ctx *ctx, const krait_loss_args *args);
+KRAIT_API int32_t krait_loss_scratch_bytes(const krait_ctx *ctx, const krait_loss_args *args, uint64_t *bytes);
+
+typedef struct krait_loss_bwd_args {
+  krait_call call;
+  int64_t I, J, K, N;
+  float scale;
+  int32_t reserved;
+  krait_view x, y;
+  krait_view dout;
+  krait_view dx, dy;
+} krait_loss_bwd_args;
+KRAIT_API int32_t krait_loss_bwd(const krait_ctx *ctx, const krait_loss_bwd_args *args);
+KRAIT_API int32_t krait_loss_bwd_scratch_bytes(const krait_ctx *ctx, const krait_loss_bwd_args *args, uint64_t *bytes);
+
+/* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are differences of strong ones. The
+ * matrix is a constant: it has no gradient. */
+typedef struct krait_transform_args {
+  krait_call call;
+  int64_t R, K, N;
+  krait_view x;      /* (R,K) float32, as all of these */
+  krait_view matrix; /* (K,N) */
+  krait_view out;    /* (R,N) */
+} krait_transform_args;
+KRAIT_API int32_t krait_transform(const krait_ctx *ctx, const krait_transform_args *args);
+KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krait_transform_args *args, uint64_t *bytes);
+
+/* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight v, out = weight / sigma.
+ * Its gradient holds u_out and v constant: dweight = (dout - (dout . out) u v^T) / sigma. */
+typedef struct krait_spectral_norm_args {
+  krait_call call;
+  int64_t O, K;
+  krait_view weight; /* (O,K) float32, as all of these */
+  krait_view u;      /* (O) */
+  krait_view out;    /* (O,K) */
+  krait_view u_out;  /* (O) */
+  krait_view v_out;  /* (K) */
+  krait_view sigma;  /* (1) */
+} krait_spectral_norm_args;
+KRAIT_API int32_t krait_spectral_norm(const krait_ctx *ctx, const krait_spectral_norm_args *args);
+KRAIT_API int32_t krait_spectral_norm_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_args *args, uint64_t *bytes);
+
+typedef struct krait_spectral_norm_bwd_args {
+  krait_call call;
+  int64_t O, K;
+  krait_view out, u, v, sigma; /* as the forward call left them */
+  krait_view dout;             /* (O,K) */
+  krait_view dweight;          /* (O,K) */
+} krait_spectral_norm_bwd_args;
+KRAIT_API int32_t krait_spectral_norm_bwd(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args);
+KRAIT_API int32_t krait_spectral_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args, uint64_t *bytes);
 /* out[r,m] = table[index[r],m]: embeddings. */
 typedef struct krait_gather_rows_args {
   krait_call call;

@@ -104,6 +104,9 @@ int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data);
 /* On a CPU it is done when it returns; on a GPU it is enqueued. From the second run with the same addresses on, a GPU runs it as one graph of its
  * own, unless the stream records one itself. */
 int32_t kr_runner_run(kr_runner *r, void *stream);
+/* A run in two parts: all calls up to the last that writes t before anything reads it back, then the others. What both parts touch stays as it is. */
+int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream);
+int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream);
 int32_t kr_runner_reset(kr_runner *r, void *stream); /* states are zero again */
 void *kr_runner_at(const kr_runner *r, kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_APART */
 /* One run, node by node, each timed by itself; kr_graph_print then shows the times. */

@@ -178,24 +178,31 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, int can_
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 0); }
 kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 1); }
 
-/* What was spread over the first dimensions is summed over them. */
+/* What was spread over dimensions that follow one another is summed over them. */
 static kr_tensor sum_spread(kr_back *b, kr_tensor t, kr_tensor full, kr_tensor *place) {
   kr_part p = *KR_PART(b->g, t);
-  int64_t rows = 1, columns = 1;
-  int ended = 0;
+  int64_t before = 1, rows = 1, columns = 1;
+  int state = 0; /* before, in and behind the spread dimensions */
   for (int i = 0; i < p.dims.n; i++) {
     const int spread = p.dims.size[i] > 1 && p.stride[i] == 0;
-    if (spread && ended) {
-      kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: no gradient of %s, which is spread over other than the first dimensions", kr_graph_name(b->g, t));
+    if (spread && state == 2) {
+      kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: no gradient of %s, which is spread over dimensions that are apart", kr_graph_name(b->g, t));
       return 0;
     }
-    if (spread) rows *= p.dims.size[i], p.dims.size[i] = 1;
-    else if (p.dims.size[i] > 1) ended = 1, columns *= p.dims.size[i];
+    if (spread) state = 1, rows *= p.dims.size[i], p.dims.size[i] = 1;
+    else if (p.dims.size[i] > 1) {
+      if (state) state = 2, columns *= p.dims.size[i];
+      else before *= p.dims.size[i];
+    }
   }
   *place = kr_graph_part(b->g, &p);
   const kr_tensor sums = kr_graph_temp(b->g, p.dtype, p.dims);
-  kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(rows, columns))),
-                .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(columns)))});
+  if (before > 1)
+    kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_pool, &(krait_pool_args){.call.flags = KRAIT_POOL_SUM, .x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(before, rows, columns))),
+                  .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(before, columns)))});
+  else
+    kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(rows, columns))),
+                  .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(columns)))});
   return sums;
 }
 

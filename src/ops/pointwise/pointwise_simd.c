@@ -18,9 +18,13 @@ typedef struct job {
 static void compute(const krait_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
   const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
+  const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU, exponential = a->activation == KRAIT_ACT_EXP;
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v v = x ? kr_v_load(x + i) : one, derivative = one;
     if (x && silu && slope) kr_v_silu_and_slope(v, &derivative);
+    if (x && sigmoid) v = kr_v_sigmoid(v), derivative = kr_v_mul(v, kr_v_sub(one, v));
+    if (x && relu) derivative = kr_v_select(kr_v_gt(v, kr_v_zero()), one, kr_v_zero()), v = kr_v_max(kr_v_zero(), v);
+    if (x && exponential) v = derivative = kr_v_exp(v);
     if (x && slope) v = derivative;
     else if (x && silu) v = kr_v_silu(v);
     v = kr_v_mul(v, x_scale);

@@ -1,0 +1,41 @@
+/* train.h: training of the models that krait runs, from a configuration to weights that `krait enhance --weights` takes. docs/TRAIN.md. */
+#ifndef KRAIT_TRAIN_H
+#define KRAIT_TRAIN_H
+
+#include <krait/krait.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a line of progress says. */
+typedef struct krait_train_report {
+  int64_t step, n_steps, epoch, n_epochs; /* steps so far and of the whole run */
+  double total, magnitude, phase, complex_part, consistency, metric, discriminator; /* losses of the last step */
+  double gradient_norm, lr, audio_s_per_s, left_s;
+  double valid;                           /* validation's loss, NAN where no epoch has ended */
+  int32_t is_best, reserved;              /* valid is the lowest so far */
+} krait_train_report;
+
+typedef struct krait_train_options {
+  uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint */
+  const char *config;             /* a YAML file, a run's folder, or NULL: the shipped constants */
+  const char *const *settings;    /* "+model=primeknet_mamba_masking", "batch_size=8", ... */
+  int64_t n_settings;
+  const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl */
+  const char *weights;            /* to begin with, and their model's configuration; NULL: drawn from the seed */
+  int64_t most_steps;             /* 0: the configuration's epochs */
+  int64_t valid_batches;          /* of a validation, at most; 0: 8 */
+  void (*report)(void *user, const krait_train_report *report); /* every interval; may be NULL */
+  void (*note)(void *user, const char *line);                   /* a bad file, where it begins; may be NULL, may come from another thread */
+  void *user;
+} krait_train_options;
+
+/* Until all steps are done. On a CPU context. Two runs of the same options give the same bits, whatever the number of threads; so does one that was
+ * interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and tensor. */
+KRAIT_API int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,24 @@
+/* conv2d_check.c: sizes of random convolutions over (B,H,W,C). */
+#include "check.h"
+#include "op_list.h"
+
+int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
+  krait_depthwise_conv_args *a = (krait_depthwise_conv_args *)c->args; /* the gradient's args begin alike */
+  c->contiguous = index % 2;
+  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9), a->C = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 130) + 1;
+  a->KH = kr_case_int(c, 1, index % 4 == 0 ? 11 : 3), a->KW = kr_case_int(c, 1, 3), a->DH = kr_case_int(c, 1, 2), a->DW = kr_case_int(c, 1, 4);
+  a->PH = kr_case_int(c, 0, (a->KH - 1) * a->DH), a->PW = kr_case_int(c, 0, (a->KW - 1) * a->DW);
+  return KRAIT_OK;
+}
+
+int32_t kr_unfold_case(kr_case *c, int64_t index) {
+  krait_unfold_args *a = (krait_unfold_args *)c->args; /* fold's args are the same */
+  c->contiguous = index % 2;
+  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9), a->C = kr_case_edge(c, 40) + 1;
+  a->KH = kr_case_int(c, 1, 4), a->KW = kr_case_int(c, 1, index % 8 == 0 ? 20 : 4), a->SH = kr_case_int(c, 1, 2), a->SW = kr_case_int(c, 1, 3);
+  a->PH = kr_case_int(c, 0, 2), a->PW = kr_case_int(c, 0, 2), a->OH = kr_case_int(c, 1, 6), a->OW = kr_case_int(c, 1, 6), a->K = a->KH * a->KW * a->C;
+  return KRAIT_OK;
+}
+
+int32_t kr_depthwise_conv_bwd_case(kr_case *c, int64_t index) { return kr_depthwise_conv_case(c, index); }
+int32_t kr_fold_case(kr_case *c, int64_t index) { return kr_unfold_case(c, index); }

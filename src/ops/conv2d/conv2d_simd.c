@@ -1,0 +1,243 @@
+/* conv2d_simd.c: convolutions over (B,H,W,C) with channels as lanes: up to four vectors of sums in registers, over all taps. The weights' gradient goes
+ * by chunks of rows, whose sums are added in order. */
+#include <string.h>
+
+#include "conv2d/conv2d_rows.h"
+#include "op_list.h"
+#include "vec.h"
+#include "view.h"
+
+enum { BLOCK = 4 * KR_VL };
+
+static inline kr_v load_some(const float *p, int64_t n) { return n >= KR_VL ? kr_v_load(p) : n > 0 ? kr_v_loadn(p, (int)n) : kr_v_zero(); }
+static inline void store_some(float *p, kr_v v, int64_t n) {
+  if (n >= KR_VL) kr_v_store(p, v);
+  else if (n > 0) kr_v_storen(p, v, (int)n);
+}
+static const float *at_row(const krait_view *v, int64_t b, int64_t h) { return (const float *)v->data + kr_at4(v, b, h, 0, 0); }
+
+/* out = bias + taps over x; to_x: in a row from the output's position to the tap's, +1 forwards and -1 for the gradient. */
+typedef struct conv {
+  int64_t H, W, C, KH, KW, DH, DW, PH, PW;
+  int sign;
+  const krait_view *x, *out;
+  const float *taps, *bias; /* [KH KW][lanes], [lanes] or NULL */
+} conv;
+
+static int64_t least_tap(int64_t at, int64_t step, int64_t K) { /* the first tap k with at + k step >= 0 */
+  const int64_t k = at >= 0 ? 0 : (-at + step - 1) / step;
+  return k < K ? k : K;
+}
+static int64_t end_tap(int64_t at, int64_t step, int64_t size, int64_t K) { /* behind the last with at + k step < size */
+  const int64_t k = at >= size ? 0 : (size - 1 - at) / step + 1;
+  return k < K ? k : K;
+}
+/* The taps that lie inside, of position `at` along a dimension. */
+static void tap_range(int sign, int64_t at, int64_t P, int64_t step, int64_t size, int64_t K, int64_t *from, int64_t *to) {
+  const int64_t first = sign > 0 ? at - P : size - 1 - (at + P); /* the gradient's mirrored */
+  *from = least_tap(first, step, K), *to = end_tap(first, step, size, K);
+}
+
+KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64_t x_step, float *out, int64_t lanes, int64_t h, int64_t w, int64_t c, int n_vectors) {
+  kr_v sum[4];
+  int64_t i0, i1, j0, j1;
+  tap_range(p->sign, h, p->PH, p->DH, p->H, p->KH, &i0, &i1);
+  tap_range(p->sign, w, p->PW, p->DW, p->W, p->KW, &j0, &j1);
+  for (int k = 0; k < n_vectors; k++) sum[k] = p->bias ? kr_v_load(p->bias + c + k * KR_VL) : kr_v_zero();
+  for (int64_t i = i0; i < i1; i++)
+    for (int64_t j = j0; j < j1; j++) {
+      const float *tap = p->taps + (i * p->KW + j) * lanes + c;
+      const float *from = x + (h + p->sign * (i * p->DH - p->PH)) * x_row + (w + p->sign * (j * p->DW - p->PW)) * x_step + c;
+      for (int k = 0; k < n_vectors; k++) sum[k] = kr_v_fma(load_some(from + k * KR_VL, p->C - c - k * KR_VL), kr_v_load(tap + k * KR_VL), sum[k]);
+    }
+  for (int k = 0; k < n_vectors; k++) store_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
+}
+
+static void conv_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const conv *p = user;
+  const int64_t lanes = kr_whole_lanes(p->C);
+  (void)worker;
+  for (int64_t row = begin; row < end; row++) {
+    const int64_t b = row / p->H, h = row % p->H;
+    const float *x = at_row(p->x, b, 0);
+    float *out = (float *)p->out->data + kr_at4(p->out, b, h, 0, 0);
+    for (int64_t w = 0; w < p->W; w++)
+      for (int64_t c = 0; c < p->C; c += BLOCK) {
+        const int64_t left = (p->C - c + KR_VL - 1) / KR_VL;
+        if (left >= 4) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 4);
+        else if (left == 2) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 2);
+        else if (left == 1) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 1);
+        else conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 3);
+      }
+  }
+}
+
+static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH, int64_t KW) {
+  const int64_t lanes = kr_whole_lanes(C);
+  memset(to, 0, (size_t)(KH * KW * lanes) * sizeof *to);
+  for (int64_t i = 0; i < KH; i++)
+    for (int64_t j = 0; j < KW; j++)
+      for (int64_t c = 0; c < C; c++) to[(i * KW + j) * lanes + c] = ((const float *)weight->data)[kr_at3(weight, c, i, j)];
+}
+
+int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
+  const krait_depthwise_conv_args *a = args;
+  const int64_t lanes = kr_whole_lanes(a->C);
+  float *taps = a->call.scratch, *bias = taps + a->KH * a->KW * lanes;
+  lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
+  for (int64_t c = 0; c < lanes; c++) bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
+  conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, bias};
+  kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+  return KRAIT_OK;
+}
+
+/* ---- the gradient ---- */
+
+typedef struct taps_run {
+  const krait_depthwise_conv_bwd_args *a;
+  float *sums; /* [chunk][KH KW + 1][lanes] */
+  int64_t n_chunks, lanes;
+} taps_run;
+
+/* sum += over a row of d x, or of d alone; n positions. */
+KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n, int64_t left) {
+  const int whole = left >= 2 * KR_VL;
+  kr_v s0 = kr_v_zero(), s1 = s0, t0 = s0, t1 = s0;
+  int64_t i = 0;
+  for (; whole && i + 1 < n; i += 2) {
+    const float *d0 = d + i * d_step, *d1 = d0 + d_step, *x0 = x ? x + i * x_step : NULL, *x1 = x ? x0 + x_step : NULL;
+    s0 = x ? kr_v_fma(kr_v_load(d0), kr_v_load(x0), s0) : kr_v_add(s0, kr_v_load(d0));
+    s1 = x ? kr_v_fma(kr_v_load(d0 + KR_VL), kr_v_load(x0 + KR_VL), s1) : kr_v_add(s1, kr_v_load(d0 + KR_VL));
+    t0 = x ? kr_v_fma(kr_v_load(d1), kr_v_load(x1), t0) : kr_v_add(t0, kr_v_load(d1));
+    t1 = x ? kr_v_fma(kr_v_load(d1 + KR_VL), kr_v_load(x1 + KR_VL), t1) : kr_v_add(t1, kr_v_load(d1 + KR_VL));
+  }
+  for (; i < n; i++) {
+    const kr_v a = load_some(d + i * d_step, left), b = load_some(d + i * d_step + KR_VL, left - KR_VL);
+    s0 = x ? kr_v_fma(a, load_some(x + i * x_step, left), s0) : kr_v_add(s0, a);
+    s1 = x ? kr_v_fma(b, load_some(x + i * x_step + KR_VL, left - KR_VL), s1) : kr_v_add(s1, b);
+  }
+  kr_v_store(sum, kr_v_add(kr_v_load(sum), kr_v_add(s0, t0)));
+  kr_v_store(sum + KR_VL, kr_v_add(kr_v_load(sum + KR_VL), kr_v_add(s1, t1)));
+}
+
+static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t h) {
+  const krait_depthwise_conv_bwd_args *a = r->a;
+  const float *d = at_row(&a->dout, b, h);
+  const int64_t d_step = a->dout.stride[2], x_step = a->x.stride[2];
+  for (int64_t c = 0; c < a->C; c += 2 * KR_VL) {
+    for (int64_t i = 0; i < a->KH && kr_has(&a->dweight); i++) {
+      const int64_t y = h + i * a->DH - a->PH;
+      if (y < 0 || y >= a->H) continue;
+      const float *x = at_row(&a->x, b, y);
+      for (int64_t j = 0; j < a->KW; j++) {
+        const int64_t move = j * a->DW - a->PW, from = move < 0 ? -move : 0, to = move > 0 ? a->W - move : a->W;
+        if (from < to) add_row(sums + (i * a->KW + j) * r->lanes + c, d + from * d_step + c, d_step, x + (from + move) * x_step + c, x_step, to - from, a->C - c);
+      }
+    }
+    if (kr_has(&a->dbias)) add_row(sums + a->KH * a->KW * r->lanes + c, d + c, d_step, NULL, 0, a->W, a->C - c);
+  }
+}
+
+static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const taps_run *r = user;
+  const krait_depthwise_conv_bwd_args *a = r->a;
+  const int64_t rows = a->B * a->H, size = (a->KH * a->KW + 1) * r->lanes;
+  (void)worker;
+  for (int64_t chunk = begin; chunk < end; chunk++) {
+    memset(r->sums + chunk * size, 0, (size_t)size * sizeof(float));
+    for (int64_t row = chunk * rows / r->n_chunks; row < (chunk + 1) * rows / r->n_chunks; row++) add_position_row(r, r->sums + chunk * size, row / a->H, row % a->H);
+  }
+}
+
+static void write_taps(const taps_run *r) {
+  const krait_depthwise_conv_bwd_args *a = r->a;
+  const int64_t taps = a->KH * a->KW, size = (taps + 1) * r->lanes;
+  for (int64_t c = 0; c < a->C; c++)
+    for (int64_t k = 0; k <= taps; k++) {
+      float sum = 0;
+      for (int64_t chunk = 0; chunk < r->n_chunks; chunk++) sum += r->sums[chunk * size + k * r->lanes + c];
+      if (k < taps && kr_has(&a->dweight)) ((float *)a->dweight.data)[kr_at3(&a->dweight, c, k / a->KW, k % a->KW)] = sum;
+      if (k == taps && kr_has(&a->dbias)) ((float *)a->dbias.data)[kr_at1(&a->dbias, c)] = sum;
+    }
+}
+
+int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
+  const krait_depthwise_conv_bwd_args *a = args;
+  const int64_t lanes = kr_whole_lanes(a->C);
+  float *taps = a->call.scratch;
+  taps_run r = {a, taps + (a->KH * a->KW + 1) * lanes, kr_conv_chunks(a->B * a->H), lanes};
+  if (kr_has(&a->dx)) {
+    lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
+    conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, -1, &a->dout, &a->dx, taps, NULL};
+    kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+  }
+  if (!kr_has(&a->dweight) && !kr_has(&a->dbias)) return KRAIT_OK;
+  kr_parallel(ctx, r.n_chunks, 1, add_chunks, &r);
+  write_taps(&r);
+  return KRAIT_OK;
+}
+
+/* ---- windows as rows ---- */
+
+static void copy_lanes(float *to, const float *from, int64_t n) {
+  if (from) memcpy(to, from, (size_t)n * sizeof *to);
+  else memset(to, 0, (size_t)n * sizeof *to);
+}
+
+static void unfold_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_unfold_args *a = user;
+  const int together = a->x.stride[2] == a->C; /* positions of a row lie side by side: a window's row is one copy */
+  (void)worker;
+  for (int64_t row = begin; row < end; row++) {
+    const int64_t b = row / a->OH / a->OW, i = row / a->OW % a->OH, j = row % a->OW, x0 = j * a->SW - a->PW;
+    float *out = (float *)a->out.data + kr_at4(&a->out, b, i, j, 0);
+    for (int64_t k = 0; k < a->KH; k++) {
+      const int64_t y = i * a->SH + k - a->PH;
+      const float *x = y >= 0 && y < a->H ? at_row(&a->x, b, y) : NULL;
+      if (x && together && x0 >= 0 && x0 + a->KW <= a->W) copy_lanes(out + k * a->KW * a->C, x + x0 * a->C, a->KW * a->C);
+      else
+        for (int64_t l = 0; l < a->KW; l++) copy_lanes(out + (k * a->KW + l) * a->C, x && x0 + l >= 0 && x0 + l < a->W ? x + (x0 + l) * a->x.stride[2] : NULL, a->C);
+    }
+  }
+}
+
+int32_t KR_FN(kr_unfold)(const krait_ctx *ctx, const void *args) {
+  const krait_unfold_args *a = args;
+  kr_parallel(ctx, a->B * a->OH * a->OW, 1 + 16384 / a->K, unfold_rows, (void *)args);
+  return KRAIT_OK;
+}
+
+static void add_lanes(float *to, const float *from, int64_t n) {
+  int64_t c = 0;
+  for (; c + KR_VL <= n; c += KR_VL) kr_v_store(to + c, kr_v_add(kr_v_load(to + c), kr_v_load(from + c)));
+  for (; c < n; c++) to[c] += from[c];
+}
+
+static void fold_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_fold_args *a = user;
+  const int together = a->out.stride[2] == a->C;
+  (void)worker;
+  for (int64_t row = begin; row < end; row++) {
+    const int64_t b = row / a->H, h = row % a->H;
+    float *out = (float *)a->out.data + kr_at4(&a->out, b, h, 0, 0);
+    for (int64_t w = 0; w < a->W; w++) memset(out + w * a->out.stride[2], 0, (size_t)a->C * sizeof *out);
+    for (int64_t k = 0; k < a->KH; k++) {
+      const int64_t y = h + a->PH - k;
+      if (y < 0 || y % a->SH || y / a->SH >= a->OH) continue;
+      for (int64_t j = 0; j < a->OW; j++) {
+        const float *x = (const float *)a->x.data + kr_at4(&a->x, b, y / a->SH, j, k * a->KW * a->C);
+        const int64_t x0 = j * a->SW - a->PW;
+        if (together && x0 >= 0 && x0 + a->KW <= a->W) add_lanes(out + x0 * a->C, x, a->KW * a->C);
+        else
+          for (int64_t l = 0; l < a->KW; l++)
+            if (x0 + l >= 0 && x0 + l < a->W) add_lanes(out + (x0 + l) * a->out.stride[2], x + l * a->C, a->C);
+      }
+    }
+  }
+}
+
+int32_t KR_FN(kr_fold)(const krait_ctx *ctx, const void *args) {
+  const krait_fold_args *a = args;
+  kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), fold_rows, (void *)args);
+  return KRAIT_OK;
+}

@@ -1,0 +1,101 @@
+/* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pools over the middle of (B,S,C). The equations are in
+ * instance_norm_ref.c. */
+#include "check.h"
+#include "op_list.h"
+#include "view.h"
+
+static double elements(int64_t B, int64_t S, int64_t C) { return (double)B * (double)S * (double)C; }
+
+static void count_norm(const void *args, kr_cost *cost) {
+  const krait_instance_norm_args *a = args;
+  *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C), .bytes = 8 * elements(a->B, a->S, a->C)};
+}
+static void count_norm_bwd(const void *args, kr_cost *cost) {
+  const krait_instance_norm_bwd_args *a = args;
+  *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C), .bytes = 12 * elements(a->B, a->S, a->C)};
+}
+static void count_pool(const void *args, kr_cost *cost) {
+  const krait_pool_args *a = args;
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = 4 * elements(a->B, a->S, a->C)};
+}
+static void count_pool_bwd(const void *args, kr_cost *cost) {
+  const krait_pool_bwd_args *a = args;
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = 8 * elements(a->B, a->S, a->C)};
+}
+
+static const char *const gaps = "channels do not lie together";
+static const char *refuse_norm(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_args *a = args;
+  (void)ctx;
+  return a->x.stride[2] != 1 || a->out.stride[2] != 1 ? gaps : NULL;
+}
+static const char *refuse_norm_bwd(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_bwd_args *a = args;
+  (void)ctx;
+  return a->x.stride[2] != 1 || a->dout.stride[2] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
+}
+static const char *refuse_pool(const krait_ctx *ctx, const void *args) {
+  const krait_pool_args *a = args;
+  (void)ctx;
+  return a->x.stride[2] != 1 || a->out.stride[1] != 1 ? gaps : NULL;
+}
+static const char *refuse_pool_bwd(const krait_ctx *ctx, const void *args) {
+  const krait_pool_bwd_args *a = args;
+  (void)ctx;
+  return a->x.stride[2] != 1 || a->dout.stride[1] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
+}
+
+static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_bwd_args *a = args;
+  (void)ctx;
+  return (uint64_t)(3 * a->B * a->C) * sizeof(float);
+}
+
+static const kr_row norm_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm, kr_instance_norm_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_ref, NULL},
+};
+static const kr_row norm_bwd_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm_bwd, kr_instance_norm_bwd_##isa, bwd_scratch},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_bwd_ref, NULL},
+};
+static const kr_row pool_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool, kr_pool_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_pool_ref, NULL},
+};
+static const kr_row pool_bwd_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool_bwd, kr_pool_bwd_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_pool_bwd_ref, NULL},
+};
+
+int32_t kr_instance_norm_case(kr_case *c, int64_t index) {
+  c->contiguous = index % 2;
+  *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
+  *kr_case_size(c, "S") = c->is_exact ? kr_case_int(c, 3, 6) : kr_case_edge(c, index % 8 == 0 ? 1030 : 70) + 8;
+  *kr_case_size(c, "C") = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 130) + 1;
+  return KRAIT_OK;
+}
+int32_t kr_pool_case(kr_case *c, int64_t index) {
+  static const uint32_t kinds[] = {0, KRAIT_POOL_SUM, KRAIT_POOL_MAX};
+  c->contiguous = index % 2;
+  ((krait_call *)c->args)->flags = kinds[kr_case_int(c, 0, 2)];
+  *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
+  *kr_case_size(c, "S") = kr_case_edge(c, index % 8 == 0 ? 1030 : 70) + 1;
+  *kr_case_size(c, "C") = kr_case_edge(c, 130) + 1;
+  return KRAIT_OK;
+}
+int32_t kr_instance_norm_bwd_case(kr_case *c, int64_t index) { return kr_instance_norm_case(c, index); }
+int32_t kr_pool_bwd_case(kr_case *c, int64_t index) { return kr_pool_case(c, index); }
+
+KR_OP_DEFINE(instance_norm, norm_rows, NULL, count_norm, kr_instance_norm_case, 200)
+KR_OP_DEFINE(instance_norm_bwd, norm_bwd_rows, NULL, count_norm_bwd, kr_instance_norm_bwd_case, 200)
+KR_OP_DEFINE(pool, pool_rows, NULL, count_pool, kr_pool_case, 200)
+KR_OP_DEFINE(pool_bwd, pool_bwd_rows, NULL, count_pool_bwd, kr_pool_bwd_case, 200)

@@ -1,0 +1,180 @@
+/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. A task is a vector of channels of one b; sums go by blocks of 64
+ * positions, so that float32 sums stay short. */
+#include "op_list.h"
+#include "vec.h"
+#include "view.h"
+
+enum { SUM_ROWS = 64 };
+
+static inline kr_v load_some(const float *p, int n) { return n == KR_VL ? kr_v_load(p) : kr_v_loadn(p, n); }
+static inline void store_some(float *p, kr_v v, int n) {
+  if (n == KR_VL) kr_v_store(p, v);
+  else kr_v_storen(p, v, n);
+}
+static float *at(const krait_view *v, int64_t b, int64_t s, int64_t c) { return (float *)v->data + kr_at3(v, b, s, c); }
+static int lanes_of(int64_t C, int64_t c) { return (int)(C - c < KR_VL ? C - c : KR_VL); }
+
+static kr_v parameter(const krait_view *v, int64_t c, int n, float other) {
+  float lanes[KR_VL];
+  for (int k = 0; k < KR_VL; k++) lanes[k] = k < n && kr_has(v) ? ((const float *)v->data)[kr_at1(v, c + k)] : other;
+  return kr_v_load(lanes);
+}
+
+static void measure(const float *x, int64_t step, int64_t S, int n, float eps, kr_v *mean, kr_v *scale) {
+  const kr_v inverse = kr_v_set1(1.0f / (float)S);
+  kr_v sum = kr_v_zero(), square = kr_v_zero();
+  for (int64_t s = 0; s < S; s += SUM_ROWS) {
+    kr_v part = kr_v_zero();
+    for (int64_t i = s; i < s + SUM_ROWS && i < S; i++) part = kr_v_add(part, load_some(x + i * step, n));
+    sum = kr_v_add(sum, part);
+  }
+  *mean = kr_v_mul(sum, inverse);
+  for (int64_t s = 0; s < S; s += SUM_ROWS) {
+    kr_v part = kr_v_zero();
+    for (int64_t i = s; i < s + SUM_ROWS && i < S; i++) {
+      const kr_v d = kr_v_sub(load_some(x + i * step, n), *mean);
+      part = kr_v_fma(d, d, part);
+    }
+    square = kr_v_add(square, part);
+  }
+  *scale = kr_v_div(kr_v_set1(1), kr_v_sqrt(kr_v_fma(square, inverse, kr_v_set1(eps))));
+}
+
+static int64_t vectors(int64_t C) { return (C + KR_VL - 1) / KR_VL; }
+
+static void norm_channels(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_instance_norm_args *a = user;
+  (void)worker;
+  for (int64_t task = begin; task < end; task++) {
+    const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
+    const int n = lanes_of(a->C, c);
+    kr_v mean, scale;
+    measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &mean, &scale);
+    const kr_v factor = kr_v_mul(scale, parameter(&a->weight, c, n, 1)), bias = parameter(&a->bias, c, n, 0), slope = parameter(&a->slope, c, n, 1), zero = kr_v_zero();
+    for (int64_t s = 0; s < a->S; s++) {
+      const kr_v v = kr_v_fma(kr_v_sub(load_some(at(&a->x, b, s, c), n), mean), factor, bias);
+      store_some(at(&a->out, b, s, c), kr_v_select(kr_v_gt(v, zero), v, kr_v_mul(v, slope)), n);
+    }
+  }
+}
+
+int32_t KR_FN(kr_instance_norm)(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_args *a = args;
+  kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), norm_channels, (void *)args);
+  return KRAIT_OK;
+}
+
+/* ---- its gradient: sums[3][B][C] of dweight, dbias, dslope, then dx ---- */
+
+typedef struct back_lanes {
+  kr_v mean, scale, weight, bias, slope;
+} back_lanes;
+
+static inline kr_v through(const back_lanes *l, kr_v x, kr_v d, kr_v *xhat, kr_v *below) {
+  *xhat = kr_v_mul(kr_v_sub(x, l->mean), l->scale);
+  const kr_v v = kr_v_fma(*xhat, l->weight, l->bias);
+  const kr_vm above = kr_v_gt(v, kr_v_zero());
+  *below = kr_v_select(above, kr_v_zero(), kr_v_mul(d, v));
+  return kr_v_select(above, d, kr_v_mul(d, l->slope));
+}
+
+static void channels_back(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_instance_norm_bwd_args *a = user;
+  float *const all = a->call.scratch;
+  (void)worker;
+  for (int64_t task = begin; task < end; task++) {
+    const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
+    const int n = lanes_of(a->C, c);
+    back_lanes l = {.weight = parameter(&a->weight, c, n, 1), .bias = parameter(&a->bias, c, n, 0), .slope = parameter(&a->slope, c, n, 1)};
+    kr_v sum[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()}, xhat, below;
+    measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &l.mean, &l.scale);
+    for (int64_t s = 0; s < a->S; s += SUM_ROWS) {
+      kr_v part[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()};
+      for (int64_t i = s; i < s + SUM_ROWS && i < a->S; i++) {
+        const kr_v dz = through(&l, load_some(at(&a->x, b, i, c), n), load_some(at(&a->dout, b, i, c), n), &xhat, &below);
+        part[0] = kr_v_fma(dz, xhat, part[0]), part[1] = kr_v_add(part[1], dz), part[2] = kr_v_add(part[2], below);
+      }
+      for (int k = 0; k < 3; k++) sum[k] = kr_v_add(sum[k], part[k]);
+    }
+    for (int k = 0; k < 3; k++) store_some(all + (k * a->B + b) * a->C + c, sum[k], n);
+    if (!kr_has(&a->dx)) continue;
+    const kr_v inverse = kr_v_set1(1.0f / (float)a->S), along = kr_v_mul(sum[0], inverse), level = kr_v_mul(sum[1], inverse), factor = kr_v_mul(l.scale, l.weight);
+    for (int64_t s = 0; s < a->S; s++) {
+      const kr_v dz = through(&l, load_some(at(&a->x, b, s, c), n), load_some(at(&a->dout, b, s, c), n), &xhat, &below);
+      store_some(at(&a->dx, b, s, c), kr_v_mul(factor, kr_v_fnma(xhat, along, kr_v_sub(dz, level))), n);
+    }
+  }
+}
+
+int32_t KR_FN(kr_instance_norm_bwd)(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_bwd_args *a = args;
+  const krait_view *const outputs[] = {&a->dweight, &a->dbias, &a->dslope};
+  const float *all = a->call.scratch;
+  kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), channels_back, (void *)args);
+  for (int k = 0; k < 3; k++)
+    for (int64_t c = 0; c < a->C && kr_has(outputs[k]); c++) {
+      float sum = 0;
+      for (int64_t b = 0; b < a->B; b++) sum += all[(k * a->B + b) * a->C + c];
+      ((float *)outputs[k]->data)[kr_at1(outputs[k], c)] = sum;
+    }
+  return KRAIT_OK;
+}
+
+/* ---- pools ---- */
+
+static void pool_channels(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_pool_args *a = user;
+  const int largest = (a->call.flags & KRAIT_POOL_MAX) != 0;
+  (void)worker;
+  for (int64_t task = begin; task < end; task++) {
+    const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL, step = a->x.stride[1];
+    const int n = lanes_of(a->C, c);
+    const float *x = at(&a->x, b, 0, c);
+    kr_v sum = largest ? load_some(x, n) : kr_v_zero();
+    for (int64_t s = 0; s < a->S; s += SUM_ROWS) {
+      kr_v part = kr_v_zero();
+      for (int64_t i = s; i < s + SUM_ROWS && i < a->S; i++) {
+        const kr_v v = load_some(x + i * step, n);
+        if (largest) sum = kr_v_select(kr_v_gt(v, sum), v, sum);
+        else part = kr_v_add(part, v);
+      }
+      if (!largest) sum = kr_v_add(sum, part);
+    }
+    if (!(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX))) sum = kr_v_mul(sum, kr_v_set1(1.0f / (float)a->S));
+    store_some((float *)a->out.data + kr_at2(&a->out, b, c), sum, n);
+  }
+}
+
+int32_t KR_FN(kr_pool)(const krait_ctx *ctx, const void *args) {
+  const krait_pool_args *a = args;
+  kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels, (void *)args);
+  return KRAIT_OK;
+}
+
+static void spread_largest(const krait_pool_bwd_args *a, int64_t b, int64_t c) {
+  int64_t best = 0;
+  for (int64_t s = 1; s < a->S; s++)
+    if (*at(&a->x, b, s, c) > *at(&a->x, b, best, c)) best = s;
+  for (int64_t s = 0; s < a->S; s++) *at(&a->dx, b, s, c) = s == best ? ((const float *)a->dout.data)[kr_at2(&a->dout, b, c)] : 0;
+}
+
+static void pool_channels_back(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_pool_bwd_args *a = user;
+  (void)worker;
+  for (int64_t task = begin; task < end; task++) {
+    const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
+    const int n = lanes_of(a->C, c);
+    if (a->call.flags & KRAIT_POOL_MAX) {
+      for (int k = 0; k < n; k++) spread_largest(a, b, c + k);
+      continue;
+    }
+    const kr_v d = kr_v_mul(load_some((const float *)a->dout.data + kr_at2(&a->dout, b, c), n), kr_v_set1(a->call.flags & KRAIT_POOL_SUM ? 1 : 1.0f / (float)a->S));
+    for (int64_t s = 0; s < a->S; s++) store_some(at(&a->dx, b, s, c), d, n);
+  }
+}
+
+int32_t KR_FN(kr_pool_bwd)(const krait_ctx *ctx, const void *args) {
+  const krait_pool_bwd_args *a = args;
+  if (kr_has(&a->dx)) kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels_back, (void *)args);
+  return KRAIT_OK;
+}

@@ -1,0 +1,67 @@
+/* rnn.c: contract, costs, rows and random cases of GRU and LSTM layers. The equations are in rnn_ref.c. */
+#include "check.h"
+#include "op_list.h"
+#include "rnn/rnn_rows.h"
+#include "status.h"
+#include "view.h"
+
+static int n_gates(const krait_call *call) { return call->flags & KRAIT_RNN_LSTM ? 4 : 3; }
+
+static void count(const void *args, kr_cost *cost) {
+  const krait_rnn_args *a = args;
+  const double steps = (double)a->B * (double)a->L, H = (double)a->H, G = n_gates(&a->call);
+  *cost = (kr_cost){.flops = steps * 2 * G * H * H, .bytes = steps * H * (G + 1) * 4, .exps = steps * H * (G + 1)};
+}
+static void count_bwd(const void *args, kr_cost *cost) {
+  const krait_rnn_bwd_args *a = args;
+  const double steps = (double)a->B * (double)a->L, H = (double)a->H, G = n_gates(&a->call);
+  *cost = (kr_cost){.flops = steps * 6 * G * H * H, .bytes = steps * H * (2 * G + 2) * 4, .exps = steps * H * (G + 1)};
+}
+
+static int32_t check_bwd(const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  KR_CHECK(!(a->call.flags & KRAIT_RNN_LSTM) || kr_has(&a->cells), KRAIT_ERR_ARGUMENT, "rnn_bwd: cells must be given with KRAIT_RNN_LSTM");
+  return KRAIT_OK;
+}
+
+static const kr_row rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_##isa, kr_rnn_scratch},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_ref, NULL},
+};
+static const kr_row bwd_rows[] = {
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_bwd_##isa, kr_rnn_bwd_scratch},
+#include "isa.def"
+#undef KR_ISA
+    {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_bwd_ref, kr_rnn_bwd_ref_scratch},
+};
+
+/* weight, bias (gates, whole H); and per thread U, h, c of a tile. */
+uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
+  return (uint64_t)(G * H * (a->H + 1) + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (G + 2)) * sizeof(float);
+}
+/* weight both ways, bias; per thread U, dU, dh, dc, h of a tile; per chunk dweight, dbias. */
+uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
+  return (uint64_t)(G * H * (a->H + 1) + G * a->H * H + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (2 * G + 3) + KR_RNN_CHUNKS * (G * H * a->H + G * H)) * sizeof(float);
+}
+
+int32_t kr_rnn_case(kr_case *c, int64_t index) {
+  c->contiguous = index % 2;
+  *kr_case_size(c, "B") = kr_case_int(c, 1, index % 4 == 0 ? 40 : 3);
+  *kr_case_size(c, "L") = kr_case_int(c, 1, 6);
+  *kr_case_size(c, "H") = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 70) + 1;
+  return KRAIT_OK;
+}
+int32_t kr_rnn_bwd_case(kr_case *c, int64_t index) {
+  const int32_t status = kr_rnn_case(c, index);
+  if (status >= 0 && ((const krait_call *)c->args)->flags & KRAIT_RNN_LSTM) kr_case_give(c, "cells");
+  return status;
+}
+
+KR_OP_DEFINE(rnn, rows, NULL, count, kr_rnn_case, 200)
+KR_OP_DEFINE(rnn_bwd, bwd_rows, check_bwd, count_bwd, kr_rnn_bwd_case, 200)

@@ -1,0 +1,12 @@
+/* spectra_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the shape alone. */
+#ifndef KR_SPECTRA_ROWS_H
+#define KR_SPECTRA_ROWS_H
+
+#include <krait/ops.h>
+
+enum { KR_LOSS_CHUNKS = 64 };
+
+uint64_t kr_spectral_norm_scratch(const krait_ctx *ctx, const void *args);
+uint64_t kr_loss_scratch(const krait_ctx *ctx, const void *args);
+
+#endif

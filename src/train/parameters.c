@@ -1,0 +1,115 @@
+/* parameters.c: lists and arrays of parameters, AdamW (Loshchilov & Hutter 2019) in float32, as PyTorch orders its operations. */
+#include "parameters.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "status.h"
+
+kr_tensor kr_parameters_note(void *parameters, kr_graph *g, const char *name, kr_dims dims) {
+  kr_parameters *p = parameters;
+  if (p->n_items == p->room) {
+    const int64_t room = p->room ? 2 * p->room : 256;
+    kr_parameter *items = kr_realloc(p->items, (size_t)p->room * sizeof *items, (size_t)room * sizeof *items);
+    if (!items) return 0; /* the graph then fails */
+    p->items = items, p->room = room;
+  }
+  kr_parameter *item = &p->items[p->n_items++];
+  *item = (kr_parameter){.dims = dims, .at = p->n, .n = 1};
+  snprintf(item->name, sizeof item->name, "%s", name);
+  for (int i = 0; i < dims.n; i++) item->n *= dims.size[i];
+  p->n += (item->n + 15) / 16 * 16;
+  return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
+}
+
+int32_t kr_parameters_allocate(kr_parameters *p) {
+  p->value = kr_alloc_array((size_t)p->n, 5 * sizeof(float));
+  KR_CHECK(p->value, KRAIT_ERR_NO_MEMORY, "no memory for %lld parameters", (long long)p->n);
+  p->gradient = p->value + p->n, p->m = p->gradient + p->n, p->v = p->m + p->n, p->average = p->v + p->n;
+  return KRAIT_OK;
+}
+
+void kr_parameters_free(kr_parameters *p) {
+  kr_free(p->items);
+  kr_free(p->value);
+  *p = (kr_parameters){0};
+}
+
+kr_parameter *kr_parameters_find(const kr_parameters *p, const char *name) {
+  for (int64_t i = 0; i < p->n_items; i++)
+    if (strcmp(p->items[i].name, name) == 0) return &p->items[i];
+  return NULL;
+}
+
+kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, kr_dims dims) {
+  const kr_parameters *p = parameters;
+  kr_parameter *item = kr_parameters_find(p, name);
+  if (!item) return 0;
+  if (item->graph != g) item->graph = g, item->tensor = kr_graph_weight(g, name, KRAIT_F32, dims, p->value + item->at);
+  return item->tensor;
+}
+
+int32_t kr_parameters_read(const kr_parameters *p, const kr_weights *weights, const char *prefix, float *to) {
+  for (int64_t i = 0; i < p->n_items; i++) {
+    const kr_parameter *item = &p->items[i];
+    char name[256];
+    const float *data = NULL;
+    snprintf(name, sizeof name, "%s%s", prefix, item->name);
+    KR_TRY(kr_weights_take_f32(weights, name, item->dims.n, item->dims.size, &data));
+    memcpy(to + item->at, data, (size_t)item->n * sizeof *to);
+  }
+  return KRAIT_OK;
+}
+
+void kr_parameters_items(const kr_parameters *p, const char *prefix, const float *from, char *text, kr_weight *items) {
+  for (int64_t i = 0; i < p->n_items; i++) {
+    const kr_parameter *item = &p->items[i];
+    snprintf(text + 224 * i, 224, "%s%s", prefix, item->name);
+    items[i] = (kr_weight){.name = text + 224 * i, .dtype = KRAIT_F32, .n_dims = item->dims.n, .data = from + item->at, .bytes = (uint64_t)item->n * sizeof *from};
+    memcpy(items[i].shape, item->dims.size, (size_t)item->dims.n * sizeof(int64_t));
+  }
+}
+
+typedef struct update {
+  kr_parameters *p;
+  float scale, keep, beta1, beta2, step, root, eps; /* step: lr / (1 - beta1^t); root: sqrt(1 - beta2^t) */
+} update;
+
+static void update_range(void *user, int64_t begin, int64_t end, int worker) {
+  const update *u = user;
+  float *restrict value = u->p->value, *restrict m = u->p->m, *restrict v = u->p->v;
+  const float *restrict gradient = u->p->gradient;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    const float g = gradient[i] * u->scale;
+    m[i] = m[i] + (g - m[i]) * (1 - u->beta1);
+    v[i] = v[i] * u->beta2 + g * g * (1 - u->beta2);
+    value[i] = value[i] * u->keep - u->step * m[i] / (sqrtf(v[i]) / u->root + u->eps);
+  }
+}
+
+void kr_parameters_adamw(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *o, double scale) {
+  const double t = (double)o->step;
+  update u = {p, (float)scale, (float)(1 - o->lr * o->weight_decay), (float)o->beta1, (float)o->beta2, (float)(o->lr / (1 - pow(o->beta1, t))), (float)sqrt(1 - pow(o->beta2, t)), (float)o->eps};
+  kr_parallel(ctx, p->n, 65536, update_range, &u);
+}
+
+double kr_parameters_gradient_norm(const kr_parameters *p) {
+  double sum = 0;
+  for (int64_t i = 0; i < p->n; i++) sum += (double)p->gradient[i] * (double)p->gradient[i];
+  return sqrt(sum);
+}
+
+void kr_parameters_follow(kr_parameters *p, double decay) {
+  const float keep = (float)decay, take = (float)(1 - decay);
+  for (int64_t i = 0; i < p->n; i++) p->average[i] = keep * p->average[i] + take * p->value[i];
+}
+
+const char *kr_parameters_not_finite(const kr_parameters *p, const float *array) {
+  for (int64_t i = 0; i < p->n_items; i++)
+    for (int64_t k = 0; k < p->items[i].n; k++)
+      if (!isfinite(array[p->items[i].at + k])) return p->items[i].name;
+  return NULL;
+}

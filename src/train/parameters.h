@@ -1,0 +1,47 @@
+/* parameters.h: a model's parameters, their gradients and what an optimiser keeps of them, each as one array in host memory. */
+#ifndef KR_PARAMETERS_H
+#define KR_PARAMETERS_H
+
+#include "ctx.h"
+#include "graph.h"
+#include "weights.h"
+
+typedef struct kr_parameter {
+  char name[192];
+  kr_dims dims;
+  int64_t at, n; /* elements in the arrays; each begins at a multiple of 16 */
+  kr_graph *graph; /* where it was asked for last, and its tensor there */
+  kr_tensor tensor;
+} kr_parameter;
+
+typedef struct kr_parameters {
+  kr_parameter *items;
+  int64_t n_items, room, n; /* n: elements of each array, gaps included, which stay 0 */
+  float *value, *gradient, *m, *v, *average;
+} kr_parameters;
+
+/* While a model is recorded for its list: notes the parameter, and gives a tensor without data. */
+kr_tensor kr_parameters_note(void *parameters, kr_graph *g, const char *name, kr_dims dims);
+int32_t kr_parameters_allocate(kr_parameters *p); /* after the list is complete; all zero */
+void kr_parameters_free(kr_parameters *p);
+/* While it is recorded for use: the tensor of the parameter's value. */
+kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, kr_dims dims);
+kr_parameter *kr_parameters_find(const kr_parameters *p, const char *name);
+
+/* Every parameter from a file, which must have all of them with their shapes; prefix stands before the names there. Into values, or m, v, ... */
+int32_t kr_parameters_read(const kr_parameters *p, const kr_weights *weights, const char *prefix, float *to);
+/* As items of a file; names live as long as text, of n_items * 224 bytes. */
+void kr_parameters_items(const kr_parameters *p, const char *prefix, const float *from, char *text, kr_weight *items);
+
+typedef struct kr_adamw {
+  double lr, beta1, beta2, eps, weight_decay;
+  int64_t step; /* 1 for the first */
+} kr_adamw;
+/* One step; gradients are scaled by `scale` first. */
+void kr_parameters_adamw(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale);
+double kr_parameters_gradient_norm(const kr_parameters *p);
+void kr_parameters_follow(kr_parameters *p, double decay); /* average = decay average + (1 - decay) value */
+/* The first parameter with a gradient (or a value) that is no number; NULL: none. */
+const char *kr_parameters_not_finite(const kr_parameters *p, const float *array);
+
+#endif

@@ -1,0 +1,327 @@
+/* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its folder: checkpoint.safetensors, written anew with every line of progress,
+ * best.safetensors whenever an epoch's validation improves, log.jsonl. */
+#include <krait/train.h>
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "checkpoint.h"
+#include "clock.h"
+#include "json_text.h"
+#include "pesq.h"
+#include "recipe.h"
+#include "status.h"
+#include "stft.h"
+
+typedef struct run {
+  const krait_ctx *ctx;
+  const kr_recipe *recipe;
+  const krait_train_options *options;
+  kr_data *data, *valid;
+  kr_trainer *trainer;
+  kr_stft *stft;
+  kr_config *config;
+  char *config_json, *recipe_json;
+  kr_checkpoint_text text;
+  FILE *log;
+  kr_progress_state state;
+  kr_train_options train;
+  int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
+  double lr_decay, eta_min, warmup_start;
+  float *noisy, *clean, *com_in, *mag, *pha, *com, *valid_noisy;
+  int64_t begun_ns, begun_step;
+} run;
+
+static void path_in(const run *r, const char *name, char *path, size_t bytes) { snprintf(path, bytes, "%s/%s", r->options->folder, name); }
+
+/* ---- configuration ---- */
+
+/* model.param as "key=value,..." */
+static int32_t settings_of(const kr_recipe *recipe, char *text, size_t bytes) {
+  const char *model = NULL, *key;
+  json_t *value;
+  KR_TRY(kr_recipe_text(recipe, "model.model_lib", NULL, &model));
+  KR_CHECK(model, KRAIT_ERR_ARGUMENT, "the configuration names no model: add +model=primeknet_mamba_masking (or _gru_, _lstm_), or begin with --weights");
+  char *json = kr_recipe_json(recipe, "model.param");
+  size_t n = (size_t)snprintf(text, bytes, "model=%s", model);
+  json_t *tree = json ? json_loads(json, JSON_DECODE_ANY, NULL) : NULL;
+  json_object_foreach(tree, key, value) {
+    char *one = json_is_string(value) ? kr_strdup(json_string_value(value)) : kr_json_dump(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    if (one && n < bytes) n += (size_t)snprintf(text + n, bytes - n, ",%s=%s", key, one);
+    kr_free(one);
+  }
+  json_decref(tree);
+  kr_free(json);
+  KR_CHECK(n < bytes, KRAIT_ERR_ARGUMENT, "the model's arguments are longer than %zu characters", bytes);
+  return KRAIT_OK;
+}
+
+static int32_t read_options(run *r) {
+  const kr_recipe *c = r->recipe;
+  kr_train_options *o = &r->train;
+  double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
+  int32_t n = 2;
+  KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
+  KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
+  KR_TRY(kr_recipe_float(c, "weight_decay", o->weight_decay, 0, 10, &o->weight_decay));
+  KR_TRY(kr_recipe_float(c, "max_grad_norm", 0, 0, 1e9, &o->clip));
+  KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
+  KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
+  KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
+  KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
+  KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
+  KR_TRY(kr_recipe_float(c, "warmup_start_factor", 0.1, 0, 1, &r->warmup_start));
+  KR_TRY(kr_recipe_float(c, "eta_min", 1e-6, 0, 1, &r->eta_min));
+  KR_TRY(kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs));
+  KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64, &r->B));
+  static const struct { const char *name; int from, to; } terms[] = {{"loss.magnitude", KR_TERM_MAGNITUDE, KR_TERM_MAGNITUDE}, {"loss.phase", KR_TERM_PHASE_IP, KR_TERM_PHASE_IAF},
+      {"loss.complex", KR_TERM_COMPLEX, KR_TERM_COMPLEX}, {"loss.consistency", KR_TERM_CONSISTENCY, KR_TERM_CONSISTENCY}, {"loss.metric", KR_TERM_METRIC, KR_TERM_METRIC}, {"loss.time", KR_TERM_TIME, KR_TERM_TIME}};
+  for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+    for (int k = terms[i].from; k <= terms[i].to; k++) KR_TRY(kr_recipe_float(c, terms[i].name, o->weights[k], 0, 1e6, &o->weights[k]));
+  o->beta1 = betas[0], o->beta2 = betas[1], o->seed = (uint64_t)seed, o->discriminator = o->weights[KR_TERM_METRIC] > 0;
+  return KRAIT_OK;
+}
+
+static double lr_of(const run *r, int64_t epoch) {
+  if (r->warmup <= 0) return r->train.lr * pow(r->lr_decay, (double)epoch);
+  if (epoch < r->warmup) return r->train.lr * (r->warmup_start + (1 - r->warmup_start) * (double)epoch / (double)r->warmup);
+  const double part = (double)(epoch - r->warmup) / (double)(r->n_epochs > r->warmup ? r->n_epochs - r->warmup : 1);
+  return r->eta_min + (r->train.lr - r->eta_min) * (1 + cos(3.14159265358979323846 * part)) / 2;
+}
+
+/* ---- batches ---- */
+
+/* Spectra of a step's samples; N is whole frames. */
+static int32_t make_batch(run *r, const float *noisy, const float *clean, kr_batch *batch) {
+  const int64_t plane = r->F * r->T;
+  for (int64_t b = 0; b < r->B; b++) {
+    KR_TRY(kr_stft_forward(r->stft, noisy + b * r->N, r->N, 0.3, r->com_in + 2 * b * plane));
+    KR_TRY(kr_stft_forward(r->stft, clean + b * r->N, r->N, 0.3, r->com + 2 * b * plane));
+    for (int64_t i = b * plane; i < (b + 1) * plane; i++) {
+      const float re = r->com[2 * i], im = r->com[2 * i + 1];
+      r->mag[i] = sqrtf(re * re + im * im), r->pha[i] = atan2f(im, re);
+    }
+  }
+  *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = clean};
+  return KRAIT_OK;
+}
+
+typedef struct judgement {
+  const run *r;
+  const float *wav;
+  float *quality;
+} judgement;
+
+static void judge_some(void *user, int64_t begin, int64_t end, int worker) {
+  const judgement *j = user;
+  (void)worker;
+  for (int64_t b = begin; b < end; b++) {
+    double mos = NAN;
+    if (kr_pesq(j->r->clean + b * j->r->N, j->wav + b * j->r->N, j->r->N, KR_PESQ_WIDE, &mos) < 0) mos = NAN;
+    j->quality[b] = (float)((mos - 1) / 3.5);
+  }
+}
+
+static int32_t judge(void *user, const float *wav, float *quality) {
+  const run *r = user;
+  judgement j = {r, wav, quality};
+  kr_parallel(r->ctx, r->B, 1, judge_some, &j);
+  return KRAIT_OK;
+}
+
+/* ---- the folder ---- */
+
+static int32_t write_log(run *r, const kr_step *losses, const krait_train_report *report) {
+  fprintf(r->log, "{\"step\":%lld,\"epoch\":%lld,\"lr\":%.9g", (long long)report->step, (long long)report->epoch, report->lr);
+  fprintf(r->log, ",\"total\":%.9g,\"gradient_norm\":%.9g", losses->total, losses->gradient_norm);
+  for (int k = 0; k < KR_TERMS; k++) fprintf(r->log, ",\"%s\":%.9g", kr_term_names[k], losses->terms[k]);
+  if (!isnan(report->valid)) fprintf(r->log, ",\"valid\":%.9g,\"best\":%s", report->valid, report->is_best ? "true" : "false");
+  fprintf(r->log, ",\"audio_s_per_s\":%.4g}\n", report->audio_s_per_s);
+  KR_CHECK(fflush(r->log) == 0, KRAIT_ERR_FILE_WRITE, "%s/log.jsonl: %s", r->options->folder, strerror(errno));
+  return KRAIT_OK;
+}
+
+static int32_t save(run *r, int is_best) {
+  char path[4096];
+  if (is_best) {
+    path_in(r, "best.safetensors", path, sizeof path);
+    KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
+  }
+  path_in(r, "checkpoint.safetensors", path, sizeof path);
+  return kr_checkpoint_write(path, r->trainer, &r->state, &r->text);
+}
+
+static int32_t validate(run *r, double *mean) {
+  kr_batch batch;
+  kr_step step;
+  double sum = 0;
+  const int64_t n_items = kr_data_n_items(r->valid), all = (n_items + r->B - 1) / r->B, most = r->options->valid_batches ? r->options->valid_batches : 8, n = all < most ? all : most;
+  for (int64_t k = 0; k < n; k++) {
+    for (int64_t b = 0; b < r->B; b++) {
+      int64_t length;
+      KR_TRY(kr_data_item(r->valid, 0, (k * r->B + b) % n_items, r->valid_noisy + b * r->N, r->clean + b * r->N, &length));
+    }
+    KR_TRY(make_batch(r, r->valid_noisy, r->clean, &batch));
+    KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
+    sum += step.total;
+  }
+  *mean = sum / (double)n;
+  return KRAIT_OK;
+}
+
+/* ---- steps ---- */
+
+static void describe(const run *r, const kr_step *s, krait_train_report *report) {
+  const double seconds = (double)(kr_clock_ns() - r->begun_ns) * 1e-9, done = (double)(r->state.step - r->begun_step);
+  const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
+  *report = (krait_train_report){.step = r->state.step, .n_steps = all, .epoch = (r->state.step - 1) / r->n_steps, .n_epochs = r->n_epochs, .total = s->total, .magnitude = s->terms[KR_TERM_MAGNITUDE],
+    .phase = s->phase, .complex_part = s->terms[KR_TERM_COMPLEX], .consistency = s->terms[KR_TERM_CONSISTENCY], .metric = s->terms[KR_TERM_METRIC],
+    .discriminator = s->terms[KR_TERM_DISC_R] + s->terms[KR_TERM_DISC_G], .gradient_norm = s->gradient_norm, .valid = NAN};
+  report->lr = lr_of(r, report->epoch);
+  report->audio_s_per_s = done * (double)(r->B * r->N) / 16000 / seconds;
+  report->left_s = seconds / done * (double)(all - r->state.step);
+}
+
+/* Chooses the best by whole epochs; a run that ends within its first has what there is. */
+static int32_t end_epoch(run *r, int is_whole, krait_train_report *report) {
+  report->valid = r->state.epoch_loss / r->state.epoch_steps;
+  if (r->valid) KR_TRY(validate(r, &report->valid));
+  report->is_best = is_whole ? report->valid < r->state.best_loss : isinf(r->state.best_loss);
+  if (!is_whole) return save(r, report->is_best);
+  if (report->is_best) r->state.best_loss = report->valid;
+  r->state.epoch_loss = r->state.epoch_steps = 0;
+  return save(r, report->is_best);
+}
+
+static int32_t run_steps(run *r) {
+  const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
+  int64_t prints = 10;
+  KR_TRY(kr_recipe_int(r->recipe, "num_prints", 10, 1, 1000000, &prints));
+  const int64_t interval = r->n_steps > prints ? r->n_steps / prints : 1;
+  r->begun_ns = kr_clock_ns(), r->begun_step = r->state.step;
+  KR_TRY(kr_data_begin(r->data, r->state.step));
+  while (r->state.step < all) {
+    kr_batch batch;
+    kr_step step;
+    krait_train_report report;
+    KR_TRY(kr_data_next(r->data, r->noisy, r->clean));
+    KR_TRY(make_batch(r, r->noisy, r->clean, &batch));
+    KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
+    r->state.step++;
+    r->state.epoch_loss += step.total, r->state.epoch_steps++;
+    const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
+    if (!ends && r->state.step % interval) continue;
+    describe(r, &step, &report);
+    if (ends) KR_TRY(end_epoch(r, is_whole, &report));
+    else KR_TRY(save(r, 0));
+    KR_TRY(write_log(r, &step, &report));
+    if (r->options->report) r->options->report(r->options->user, &report);
+  }
+  return KRAIT_OK;
+}
+
+/* ---- open and close ---- */
+
+static int32_t open_model(run *r, kr_weights **weights, kr_pk_config *config) {
+  char settings[4096];
+  const char *overrides = NULL, *start = r->options->weights;
+  if (!start) KR_TRY(kr_recipe_text(r->recipe, "continue_from", NULL, &start));
+  if (start) {
+    KR_TRY(kr_weights_open(start, weights));
+    KR_TRY(kr_weights_widen(*weights));
+  } else {
+    KR_TRY(settings_of(r->recipe, settings, sizeof settings));
+    overrides = settings;
+  }
+  KR_TRY(kr_config_open(*weights, NULL, overrides, &r->config));
+  KR_TRY(kr_pk_config_read(kr_config_model(r->config), r->config, config));
+  r->config_json = kr_config_json(r->config), r->recipe_json = kr_recipe_json(r->recipe, "");
+  KR_CHECK(r->config_json && r->recipe_json, KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
+  r->text = (kr_checkpoint_text){kr_config_model(r->config), r->config_json, r->recipe_json};
+  return KRAIT_OK;
+}
+
+static int32_t open_data(run *r) {
+  kr_data_config c;
+  KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_TRAIN, &c));
+  c.batch = r->B, c.report = r->options->note, c.user = r->options->user;
+  KR_TRY(kr_data_open(&c, &r->data));
+  r->N = kr_data_samples(r->data), r->n_steps = kr_data_n_steps(r->data);
+  if (!kr_recipe_has(r->recipe, "dset.speech_valid") && !kr_recipe_has(r->recipe, "dset.noisy_valid")) return KRAIT_OK;
+  KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_VALID, &c));
+  c.segment = c.stride = r->N, c.shift = 0, c.report = r->options->note, c.user = r->options->user; /* pieces as long as in training: one graph serves both */
+  KR_TRY(kr_data_open(&c, &r->valid));
+  KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT, "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid), (long long)r->N);
+  return KRAIT_OK;
+}
+
+static int32_t open_memory(run *r) {
+  const int64_t plane = r->B * r->F * r->T, wav = r->B * r->N;
+  r->noisy = kr_alloc_array((size_t)(6 * plane + 3 * wav), sizeof(float));
+  KR_CHECK(r->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
+  r->clean = r->noisy + wav, r->valid_noisy = r->clean + wav, r->com_in = r->valid_noisy + wav, r->com = r->com_in + 2 * plane, r->mag = r->com + 2 * plane, r->pha = r->mag + plane;
+  return kr_stft_open(2 * (r->F - 1), (r->F - 1) / 2, r->ctx->pool, &r->stft);
+}
+
+static int32_t open_folder(run *r) {
+  char path[4096];
+  KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder, strerror(errno));
+  path_in(r, "checkpoint.safetensors", path, sizeof path);
+  if (r->options->resume) KR_TRY(kr_checkpoint_read(path, r->trainer, &r->state));
+  else KR_CHECK(access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT, "%s is there already: --resume goes on with it, another --output begins anew", path);
+  path_in(r, "log.jsonl", path, sizeof path);
+  r->log = fopen(path, "a");
+  KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
+  return KRAIT_OK;
+}
+
+static int32_t open_run(run *r, kr_weights **weights) {
+  kr_pk_config config;
+  char line[256];
+  KR_TRY(read_options(r));
+  KR_TRY(open_model(r, weights, &config));
+  KR_TRY(open_data(r));
+  r->F = config.F, r->T = 1 + r->N / (config.fft_len / 4);
+  KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
+  KR_TRY(open_memory(r));
+  KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
+  kr_trainer_draw_weights(r->trainer);
+  kr_parameters *p = kr_trainer_generator(r->trainer);
+  if (*weights) KR_TRY(kr_parameters_read(p, *weights, "", p->value));
+  memcpy(p->average, p->value, (size_t)p->n * sizeof(float));
+  KR_TRY(open_folder(r));
+  const kr_data_counts n = kr_data_count(r->data);
+  snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step", (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
+  if (r->options->note) r->options->note(r->options->user, line);
+  return KRAIT_OK;
+}
+
+static void close_run(run *r) {
+  kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_stft_close(&r->stft), kr_config_close(&r->config);
+  kr_free(r->config_json), kr_free(r->recipe_json), kr_free(r->noisy);
+  if (r->log) fclose(r->log);
+}
+
+int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
+  KR_CHECK(ctx && options, KRAIT_ERR_ARGUMENT, "krait_train: ctx and options must not be NULL");
+  KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_train: options.size is %u, must be %zu", options->size, sizeof *options);
+  KR_CHECK(options->folder && (options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000, KRAIT_ERR_ARGUMENT, "krait_train: folder and settings must be given");
+  KR_CHECK(!ctx->cuda, KRAIT_ERR_UNSUPPORTED, "krait_train: training runs on the CPU so far: give it a context of the CPU");
+  run r = {.ctx = ctx, .options = options, .train = kr_train_defaults, .state = {.best_loss = INFINITY}};
+  kr_recipe *recipe = NULL;
+  kr_weights *weights = NULL;
+  KR_TRY(kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe));
+  r.recipe = recipe;
+  int32_t status = open_run(&r, &weights);
+  kr_weights_close(&weights);
+  if (status >= 0) status = run_steps(&r);
+  close_run(&r);
+  kr_recipe_close(&recipe);
+  return status;
+}

@@ -1,0 +1,399 @@
+/* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal that it makes, lets the
+ * discriminator judge and be updated, and runs the rest: losses and gradients. */
+#include "trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "op_list.h"
+#include "primeknet/primeknet_graph.h"
+#include "spectral.h"
+#include "status.h"
+
+const char *const kr_term_names[KR_TERMS] = {"magnitude", "phase_ip", "phase_gd", "phase_iaf", "complex", "consistency", "metric", "time", "disc_r", "disc_g"};
+const kr_train_options kr_train_defaults = {.lr = 5e-4, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01, .discriminator = 1, .accumulate = 1, .seed = 2039,
+                                            .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
+static const double compress = 0.3, dropout_rate = 0.3;
+
+struct kr_trainer {
+  const krait_ctx *ctx;
+  kr_pk_config config;
+  kr_train_options options;
+  int64_t B, F, T, N;
+  kr_spectral spectral;
+  kr_parameters generator, discriminator;
+  int64_t n_steps, n_updates; /* batches; updates of the weights */
+  float *sum;                 /* gradients of the batches before, where several make a step: the generator's, the discriminator's */
+  kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
+  kr_runner *run_g, *run_d;
+  kr_tensor mag_con, terms[KR_TERMS];
+  int last_term;              /* the last to be computed */
+  float *memory;              /* what follows */
+  float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS], *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
+};
+
+kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
+kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
+float *kr_trainer_u(kr_trainer *t, int norm) { return t->u[norm]; }
+float *kr_trainer_v(kr_trainer *t, int norm) { return t->v[norm]; }
+int64_t kr_trainer_steps(const kr_trainer *t) { return t->n_steps; }
+int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
+void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
+uint64_t kr_trainer_bytes(const kr_trainer *t) { return kr_graph_bytes(t->g) + (t->d ? kr_graph_bytes(t->d) : 0); }
+
+/* ---- memory that graphs read and write; a tensor is bound to its place while it is recorded ---- */
+
+static float *cut(float **memory, int64_t n) {
+  float *at = *memory;
+  *memory += (n + 15) / 16 * 16;
+  return at;
+}
+
+/* Twice: to count (memory is NULL), and to cut. Returns the floats. */
+static int64_t lay_out(kr_trainer *t, float *memory) {
+  float *const begin = memory;
+  const int64_t plane = t->B * t->F * t->T;
+  t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane), t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
+  t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
+  t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B), t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
+  t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS), t->v_sigma = cut(&memory, 16 * 3 * KR_DISC_NORMS);
+  for (int k = 0; k < KR_DISC_NORMS; k++) {
+    t->u[k] = cut(&memory, kr_disc_outputs(k)), t->u_next[0][k] = cut(&memory, kr_disc_outputs(k)), t->u_next[1][k] = cut(&memory, kr_disc_outputs(k));
+    t->v[k] = cut(&memory, kr_disc_inputs(k)), t->v_aside[k] = cut(&memory, kr_disc_inputs(k));
+  }
+  return memory - begin;
+}
+
+static krait_view layout_of(kr_dims dims, float *data) {
+  krait_view layout = {.data = data, .dtype = KRAIT_F32};
+  int64_t step = 1;
+  for (int k = dims.n - 1; k >= 0; step *= dims.size[k--]) layout.stride[k] = step;
+  return layout;
+}
+static kr_tensor input(kr_graph *g, const char *name, kr_dims dims, float *data) { return kr_graph_input_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims); }
+static kr_tensor output(kr_graph *g, const char *name, kr_dims dims, float *data) { return kr_graph_output_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims); }
+
+/* ---- the graphs ---- */
+
+/* scale sum of (x - y)^2, or of the angles between, as term number k. */
+static void add_term(kr_trainer *t, kr_graph *g, int k, uint32_t flags, double scale, kr_tensor x, kr_tensor y) {
+  const kr_dims d = kr_graph_dims(g, x);
+  kr_dims four = {.n = 4, .size = {1, 1, 1, 1}};
+  for (int i = 0; i < d.n; i++) four.size[4 - d.n + i] = d.size[i];
+  t->terms[k] = output(g, kr_term_names[k], KR_DIMS(1), t->v_terms + 16 * k);
+  kr_graph_call(g, kr_term_names[k], &kr_op_loss, &(krait_loss_args){.call.flags = flags, .scale = (float)scale, .x = kr_graph_view(g, kr_graph_reshape(g, x, four)),
+                .y = y ? kr_graph_view(g, kr_graph_reshape(g, y, four)) : (krait_view){0}, .out = kr_graph_view(g, t->terms[k])});
+}
+
+/* The mean angle between neighbours along a dimension. */
+static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
+  kr_dims dims = kr_graph_dims(t->g, d);
+  dims.size[dim]--;
+  const kr_tensor out = kr_graph_temp(t->g, KRAIT_F32, dims);
+  kr_graph_pointwise(t->g, "neighbours", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, kr_graph_slice(t->g, d, dim, 1, dims.size[dim]), kr_graph_slice(t->g, d, dim, 0, dims.size[dim]), out);
+  add_term(t, t->g, k, KRAIT_LOSS_ANGLE, 1 / ((double)dims.size[0] * (double)dims.size[1] * (double)dims.size[2]), out, 0);
+}
+
+static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged, const kr_tensor *u) {
+  kr_disc disc = {.reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(t->B, KR_DISC_WIDTH), t->v_dropout + call * t->B * KR_DISC_WIDTH)};
+  for (int k = 0; k < KR_DISC_NORMS; k++) {
+    disc.u[k] = u ? u[k] : input(g, "u", KR_DIMS(kr_disc_outputs(k)), call ? t->u_next[0][k] : t->u[k]);
+    disc.v[k] = output(g, "v", KR_DIMS(kr_disc_inputs(k)), call ? t->v[k] : t->v_aside[k]);
+    disc.sigma[k] = output(g, "sigma", KR_DIMS(1), t->v_sigma + 16 * (call * KR_DISC_NORMS + k));
+  }
+  kr_disc_record(g, kr_parameters_tensor, &t->discriminator, &disc);
+  for (int k = 0; k < KR_DISC_NORMS && call; k++)
+    kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0, output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
+  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0, output(g, "scores", KR_DIMS(t->B), t->v_scores + call * t->B));
+  return disc;
+}
+
+static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to_term, kr_parameters *p) {
+  kr_gradient from[KR_TERMS], *wanted = kr_alloc_array((size_t)p->n_items, sizeof *wanted);
+  int n = 0;
+  KR_CHECK(wanted, KRAIT_ERR_NO_MEMORY, "no memory for a list of gradients");
+  for (int k = from_term; k < to_term; k++)
+    if (t->terms[k]) from[n++] = (kr_gradient){t->terms[k], input(g, "term_weight", KR_DIMS(1), t->v_seeds + 16 * k)};
+  for (int64_t i = 0; i < p->n_items; i++) {
+    const kr_parameter *item = &p->items[i];
+    wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims), output(g, item->name, item->dims, p->gradient + item->at)};
+  }
+  const int32_t status = kr_graph_backward(g, from, n, wanted, (int)p->n_items);
+  kr_free(wanted);
+  return status;
+}
+
+static int32_t record_generator(kr_trainer *t) {
+  kr_graph *g = t->g;
+  const kr_dims plane = KR_DIMS(t->B, t->F, t->T), pairs = KR_DIMS(t->B, t->F, t->T, 2);
+  const double n = (double)t->B * (double)t->F * (double)t->T;
+  const kr_tensor mag = input(g, "mag", plane, t->v_mag), pha = input(g, "pha", plane, t->v_pha), com = input(g, "com", pairs, t->v_com);
+  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->v_com_in), .com = kr_graph_temp(g, KRAIT_F32, pairs)};
+  kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
+  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha, output(g, "wav_hat", KR_DIMS(t->B, t->N), t->v_wav_hat));
+  const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs), d = kr_graph_temp(g, KRAIT_F32, plane);
+  t->mag_con = output(g, "mag_con", plane, t->v_mag_con);
+  kr_spectral_forward(g, &t->spectral, compress, wav, t->mag_con, pha_con);
+#define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, con, 3, k, 1), plane))
+  kr_graph_call(g, "com_con", &kr_op_from_polar, &(krait_from_polar_args){.power = 1, .mag = kr_graph_view(g, t->mag_con), .pha = kr_graph_view(g, pha_con), .re = PART(0), .im = PART(1)});
+#undef PART
+  kr_graph_pointwise(g, "phase_difference", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, pha, io.pha, d);
+  add_term(t, g, KR_TERM_MAGNITUDE, 0, 1 / n, mag, io.mag);
+  add_term(t, g, KR_TERM_PHASE_IP, KRAIT_LOSS_ANGLE, 1 / n, d, 0);
+  add_neighbours_term(t, KR_TERM_PHASE_GD, d, 1);
+  add_neighbours_term(t, KR_TERM_PHASE_IAF, d, 2);
+  add_term(t, g, KR_TERM_COMPLEX, 0, 1 / n, com, io.com); /* 2 MSE over twice as many numbers */
+  add_term(t, g, KR_TERM_CONSISTENCY, 0, 1 / n, io.com, con);
+  if (t->options.weights[KR_TERM_TIME] != 0) add_term(t, g, KR_TERM_TIME, 0, 1 / ((double)t->B * (double)t->N), input(g, "wav", KR_DIMS(t->B, t->N), t->v_wav), wav);
+  t->last_term = t->terms[KR_TERM_TIME] ? KR_TERM_TIME : KR_TERM_CONSISTENCY;
+  if (t->options.discriminator) {
+    const kr_disc disc = record_disc(t, g, 2, mag, t->mag_con, NULL);
+    add_term(t, g, KR_TERM_METRIC, 0, 1 / (double)t->B, disc.score, input(g, "ones", KR_DIMS(t->B), t->v_ones));
+    t->last_term = KR_TERM_METRIC;
+  }
+  return record_backward(t, g, 0, KR_TERM_DISC_R, &t->generator);
+}
+
+static int32_t record_discriminator(kr_trainer *t) {
+  kr_graph *g = t->d;
+  const kr_dims plane = KR_DIMS(t->B, t->F, t->T);
+  const kr_tensor mag = input(g, "mag", plane, t->v_mag), con = input(g, "mag_con", plane, t->v_mag_con), ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
+  const kr_disc real = record_disc(t, g, 0, mag, mag, NULL);
+  add_term(t, g, KR_TERM_DISC_R, 0, 1 / (double)t->B, real.score, ones);
+  const kr_disc made = record_disc(t, g, 1, mag, con, real.u);
+  add_term(t, g, KR_TERM_DISC_G, 0, 1 / (double)t->B, made.score, input(g, "quality", KR_DIMS(t->B), t->v_quality));
+  return record_backward(t, g, KR_TERM_DISC_R, KR_TERMS, &t->discriminator);
+}
+
+/* ---- lists of parameters: the models recorded once, small, without running ---- */
+
+static int32_t list_parameters(kr_trainer *t) {
+  kr_graph *g = NULL;
+  KR_TRY(kr_graph_open(&g));
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2))};
+  kr_disc disc = {.reference = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32)), .judged = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32))};
+  kr_pk_graph_record(g, &t->config, kr_parameters_note, &t->generator, &io);
+  for (int k = 0; k < KR_DISC_NORMS; k++) disc.u[k] = kr_graph_input(g, "u", KRAIT_F32, KR_DIMS(kr_disc_outputs(k)));
+  if (t->options.discriminator) kr_disc_record(g, kr_parameters_note, &t->discriminator, &disc);
+  const int32_t status = kr_graph_status(g);
+  kr_graph_close(&g);
+  KR_TRY(status);
+  KR_TRY(kr_parameters_allocate(&t->generator));
+  return kr_parameters_allocate(&t->discriminator);
+}
+
+static int32_t open_parts(kr_trainer *t) {
+  KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
+  KR_TRY(kr_spectral_open(t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
+  KR_TRY(list_parameters(t));
+  t->memory = kr_alloc_array((size_t)lay_out(t, NULL), sizeof(float));
+  KR_CHECK(t->memory, KRAIT_ERR_NO_MEMORY, "no memory for batches of %lld", (long long)t->B);
+  lay_out(t, t->memory);
+  for (int64_t b = 0; b < t->B; b++) t->v_ones[b] = 1;
+  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) t->v_dropout[i] = 1;
+  KR_TRY(kr_graph_open(&t->g));
+  KR_TRY(record_generator(t));
+  KR_TRY(kr_graph_plan(t->g, t->ctx, 0));
+  KR_TRY(kr_runner_open(t->g, &t->run_g));
+  if (!t->options.discriminator) return KRAIT_OK;
+  KR_TRY(kr_graph_open(&t->d));
+  KR_TRY(record_discriminator(t));
+  KR_TRY(kr_graph_plan(t->d, t->ctx, 0));
+  return kr_runner_open(t->d, &t->run_d);
+}
+
+int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B, int64_t T, kr_trainer **trainer) {
+  kr_trainer *t = *trainer = kr_zalloc(sizeof *t);
+  KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for training");
+  t->ctx = ctx, t->config = *config, t->options = *options, t->B = B, t->F = config->F, t->T = T, t->N = (T - 1) * (config->fft_len / 4);
+  const int32_t status = open_parts(t);
+  if (status < 0) kr_trainer_close(trainer);
+  return status;
+}
+
+void kr_trainer_close(kr_trainer **trainer) {
+  kr_trainer *t = *trainer;
+  if (!t) return;
+  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d);
+  kr_graph_close(&t->g), kr_graph_close(&t->d);
+  kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
+  kr_spectral_close(&t->spectral);
+  kr_free(t->sum), kr_free(t->memory), kr_free(t);
+  *trainer = NULL;
+}
+
+/* ---- numbers drawn by counter ---- */
+
+static uint64_t mix(uint64_t x) { /* splitmix64 */
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+static double uniform(uint64_t seed, uint64_t stream, uint64_t i) { return (double)(mix(mix(seed ^ mix(stream)) + i) >> 11) * 0x1p-53; }
+
+static int ends(const char *name, const char *with) {
+  const size_t n = strlen(name), m = strlen(with);
+  return n >= m && strcmp(name + n - m, with) == 0;
+}
+
+/* Uniform within one over the root of what a weight sums over; a bias goes with the weight before it. */
+static void draw_parameter(kr_trainer *t, kr_parameters *p, int64_t index, uint64_t stream, double *reach) {
+  const kr_parameter *item = &p->items[index];
+  float *value = p->value + item->at;
+  const int is_norm = strstr(item->name, "norm.") || (item->dims.n == 1 && index + 1 < p->n_items && ends(item->name, ".weight") && !strstr(item->name, "gru") && !strstr(item->name, "lstm"));
+  int64_t inputs = 1;
+  for (int i = 1; i < item->dims.n; i++) inputs *= item->dims.size[i];
+  if (item->dims.n > 1) *reach = 1 / sqrt((double)inputs);
+  if (strstr(item->name, "gru.") || strstr(item->name, "lstm.")) *reach = 1 / sqrt((double)t->config.hidden);
+  if (strstr(item->name, "dt_proj.weight")) *reach = 1 / sqrt((double)t->config.dt_rank);
+  for (int64_t i = 0; i < item->n; i++) {
+    const double r = uniform(t->options.seed, stream + (uint64_t)index, (uint64_t)i);
+    double v = (2 * r - 1) * *reach;
+    if (ends(item->name, "A_log")) v = log((double)(i % t->config.d_state + 1));
+    else if (ends(item->name, "mamba.D") || ends(item->name, "slope")) v = 1;
+    else if (ends(item->name, "beta") || ends(item->name, "beta_t") || ends(item->name, "beta_f")) v = 0;
+    else if (ends(item->name, "dt_proj.bias")) {
+      const double dt = fmax(exp(r * (log(0.1) - log(0.001)) + log(0.001)), 1e-4);
+      v = dt + log(-expm1(-dt));
+    } else if (is_norm) v = ends(item->name, ".bias") ? 0 : 1;
+    value[i] = (float)v;
+  }
+}
+
+/* What stands behind an instance norm's weight of one dimension: its bias is 0, and a PReLU begins with 0.25. */
+static void draw_norms(kr_parameters *p) {
+  for (int64_t i = 0; i + 1 < p->n_items; i++) {
+    const kr_parameter *weight = &p->items[i], *bias = &p->items[i + 1], *slope = i + 2 < p->n_items ? &p->items[i + 2] : NULL;
+    if (weight->dims.n != 1 || !ends(weight->name, ".weight") || !ends(bias->name, ".bias") || strncmp(weight->name, bias->name, strlen(weight->name) - 6) != 0) continue;
+    for (int64_t k = 0; k < bias->n; k++) p->value[bias->at + k] = 0;
+    for (int64_t k = 0; slope && slope->dims.n == 1 && ends(slope->name, ".weight") && !strstr(slope->name, "norm") && k < slope->n; k++) p->value[slope->at + k] = 0.25f;
+  }
+}
+
+void kr_trainer_draw_weights(kr_trainer *t) {
+  kr_parameters *both[] = {&t->generator, &t->discriminator};
+  for (int k = 0; k < 2; k++) {
+    double reach = 1;
+    for (int64_t i = 0; i < both[k]->n_items; i++) draw_parameter(t, both[k], i, (uint64_t)k << 32, &reach);
+    draw_norms(both[k]);
+  }
+  const kr_parameter *prelu = kr_parameters_find(&t->discriminator, "layers.16.weight");
+  for (int64_t k = 0; prelu && k < prelu->n; k++) t->discriminator.value[prelu->at + k] = 0.25f;
+  for (int k = 0; k < KR_DISC_NORMS; k++) {
+    double sum = 0;
+    for (int64_t i = 0; i < kr_disc_outputs(k); i++) t->u[k][i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)t->u[k][i] * (double)t->u[k][i];
+    for (int64_t i = 0; i < kr_disc_outputs(k); i++) t->u[k][i] /= (float)sqrt(sum);
+  }
+  memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
+}
+
+/* ---- steps ---- */
+
+static void take_batch(kr_trainer *t, const kr_batch *batch) {
+  const size_t plane = (size_t)(t->B * t->F * t->T) * sizeof(float);
+  memcpy(t->v_com_in, batch->com_in, 2 * plane), memcpy(t->v_mag, batch->mag, plane), memcpy(t->v_pha, batch->pha, plane), memcpy(t->v_com, batch->com, 2 * plane);
+  if (batch->wav) memcpy(t->v_wav, batch->wav, (size_t)(t->B * t->N) * sizeof(float));
+}
+
+static void draw_dropout(kr_trainer *t, const float *given) {
+  const int64_t n = 3 * t->B * KR_DISC_WIDTH;
+  for (int64_t i = 0; i < n; i++) {
+    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps, (uint64_t)i) >= dropout_rate;
+    t->v_dropout[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
+  }
+}
+
+static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to) {
+  for (int k = from; k < to; k++) {
+    if (isfinite(step->terms[k])) continue;
+    const char *value = kr_parameters_not_finite(&t->generator, t->generator.value), *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
+    if (!value) value = kr_parameters_not_finite(&t->discriminator, t->discriminator.value);
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is no number; %s%s", (long long)t->n_steps + 1, kr_term_names[k],
+                   value ? "so is a weight of " : gradient ? "the first gradient that is none: " : "all weights and gradients are finite", value ? value : gradient ? gradient : "");
+  }
+  return KRAIT_OK;
+}
+
+static void read_terms(const kr_trainer *t, kr_step *step) {
+  for (int k = 0; k < KR_TERMS; k++) step->terms[k] = t->terms[k] ? (double)t->v_terms[16 * k] : 0;
+  step->phase = step->terms[KR_TERM_PHASE_IP] + step->terms[KR_TERM_PHASE_GD] + step->terms[KR_TERM_PHASE_IAF];
+  step->total = 0;
+  for (int k = 0; k < KR_TERM_DISC_R; k++) step->total += t->options.weights[k] * step->terms[k];
+  memcpy(step->scores, t->v_scores, (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
+  for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = t->v_sigma[16 * k];
+}
+
+/* Sums of batches that make one step together; the last leaves their mean as the gradient. */
+static int accumulate(kr_trainer *t, kr_parameters *p, float *sum, int64_t n) {
+  const int64_t at = t->n_steps % n;
+  if (n == 1) return 1;
+  for (int64_t i = 0; i < p->n; i++) sum[i] = (at ? sum[i] : 0) + p->gradient[i];
+  if (at + 1 < n) return 0;
+  for (int64_t i = 0; i < p->n; i++) p->gradient[i] = sum[i] / (float)n;
+  return 1;
+}
+
+static kr_adamw adamw_of(const kr_trainer *t, double lr) {
+  const kr_train_options *o = &t->options;
+  return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, t->n_updates + 1};
+}
+
+static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  const kr_adamw o = adamw_of(t, lr);
+  int judged = judge && judge(user, t->v_wav_hat, t->v_quality) >= 0;
+  for (int64_t b = 0; b < t->B; b++) judged = judged && isfinite(t->v_quality[b]);
+  for (int64_t b = 0; b < t->B && !judged; b++) t->v_quality[b] = 0;
+  t->v_seeds[16 * KR_TERM_DISC_R] = 1, t->v_seeds[16 * KR_TERM_DISC_G] = judged ? 1 : 0;
+  KR_TRY(kr_runner_run(t->run_d, NULL));
+  if (!judged) t->v_terms[16 * KR_TERM_DISC_G] = 0;
+  read_terms(t, step);
+  KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
+  if (accumulate(t, &t->discriminator, t->sum + t->generator.n, t->options.accumulate) && lr > 0) kr_parameters_adamw(t->ctx, &t->discriminator, &o, 1);
+  return KRAIT_OK;
+}
+
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  memset(step, 0, sizeof *step);
+  if (t->options.accumulate > 1 && !t->sum) {
+    t->sum = kr_alloc_array((size_t)(t->generator.n + t->discriminator.n), sizeof(float));
+    KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
+  }
+  take_batch(t, batch);
+  draw_dropout(t, batch->dropout);
+  for (int k = 0; k < KR_TERM_DISC_R; k++) t->v_seeds[16 * k] = (float)t->options.weights[k];
+  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) memcpy(t->u[k], t->u_next[1][k], (size_t)kr_disc_outputs(k) * sizeof(float));
+  read_terms(t, step);
+  KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
+  step->updated = accumulate(t, &t->generator, t->sum, t->options.accumulate);
+  step->gradient_norm = kr_parameters_gradient_norm(&t->generator);
+  if (!isfinite(step->gradient_norm)) {
+    const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s", (long long)t->n_steps + 1, name ? name : "all together");
+  }
+  t->n_steps++;
+  if (!step->updated || lr <= 0) return KRAIT_OK;
+  const kr_adamw o = adamw_of(t, lr);
+  const double clip = t->options.clip;
+  kr_parameters_adamw(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1);
+  t->n_updates++;
+  if (t->options.average_decay > 0) kr_parameters_follow(&t->generator, t->options.average_decay);
+  return KRAIT_OK;
+}
+
+int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav) {
+  memset(step, 0, sizeof *step);
+  take_batch(t, batch);
+  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) t->v_dropout[i] = 1;
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) memcpy(t->u_next[0][k], t->u[k], (size_t)kr_disc_outputs(k) * sizeof(float));
+  KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
+  read_terms(t, step);
+  if (wav) memcpy(wav, t->v_wav_hat, (size_t)(t->B * t->N) * sizeof *wav);
+  return check_terms(t, step, 0, KR_TERM_DISC_R);
+}

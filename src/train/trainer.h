@@ -1,0 +1,59 @@
+/* trainer.h: PrimeKnet's training, a step at a time: the discriminator's update, then the generator's, with the losses of the published solver. Every step's
+ * result depends on its inputs and the state alone: not on threads, not on time. */
+#ifndef KR_TRAINER_H
+#define KR_TRAINER_H
+
+#include "discriminator.h"
+#include "parameters.h"
+#include "primeknet/primeknet.h"
+
+enum { KR_TERM_MAGNITUDE, KR_TERM_PHASE_IP, KR_TERM_PHASE_GD, KR_TERM_PHASE_IAF, KR_TERM_COMPLEX, KR_TERM_CONSISTENCY, KR_TERM_METRIC, KR_TERM_TIME, KR_TERM_DISC_R, KR_TERM_DISC_G, KR_TERMS };
+extern const char *const kr_term_names[KR_TERMS];
+
+typedef struct kr_train_options {
+  double lr, beta1, beta2, eps, weight_decay;
+  double clip;              /* largest norm of all gradients; 0: none */
+  double average_decay;     /* of the exponential moving average of the weights; 0: none */
+  double weights[KR_TERMS]; /* of the terms in the total; the discriminator's are not read */
+  int discriminator;        /* 0: without the metric term */
+  int64_t accumulate;       /* batches whose gradients make one step */
+  uint64_t seed;
+} kr_train_options;
+extern const kr_train_options kr_train_defaults; /* the published solver's */
+
+typedef struct kr_batch {
+  const float *com_in, *mag, *pha, *com; /* (B,F,T,2); of the clean signal (B,F,T), (B,F,T), (B,F,T,2) */
+  const float *wav;                      /* clean (B,(T-1) hop): for the time term; NULL where its weight is 0 */
+  const float *dropout;                  /* (3,B,64) factors; NULL: drawn from the seed and the step */
+} kr_batch;
+
+typedef struct kr_trainer kr_trainer;
+/* The judge's word on what the model made of a batch: quality[B] in 0..1, 0 status; negative: not for this batch. */
+typedef int32_t kr_judge_fn(void *user, const float *wav, float *quality);
+
+int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B, int64_t T, kr_trainer **trainer);
+void kr_trainer_close(kr_trainer **trainer);
+
+/* From the seed, as the published modules begin. */
+void kr_trainer_draw_weights(kr_trainer *t);
+kr_parameters *kr_trainer_generator(kr_trainer *t);
+kr_parameters *kr_trainer_discriminator(kr_trainer *t);
+float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reached, (outputs) */
+float *kr_trainer_v(kr_trainer *t, int norm);
+int64_t kr_trainer_steps(const kr_trainer *t);
+void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
+int64_t kr_trainer_updates(const kr_trainer *t);
+uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs */
+
+typedef struct kr_step {
+  double terms[KR_TERMS], phase, total; /* before the update */
+  double gradient_norm;                 /* of the generator, before clipping */
+  float scores[3 * 64], sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
+  int updated;
+} kr_step;
+/* With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step);
+/* Losses without an update, power iteration or dropout. wav (B,(T-1) hop) may be NULL: else what the model made. */
+int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav);
+
+#endif

@@ -1,0 +1,65 @@
+"""krait train on the bundled recording: losses fall, a killed run goes on with the same bits, best.safetensors enhances, bad input is one line."""
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from run import KRAIT, check, check_error, finish, krait
+
+DEMO = pathlib.Path(__file__).parent.parent.parent / "demo"
+CONFIG = """
+segment: 12000
+stride: 12000
+shift: 4000
+batch_size: 2
+num_prints: 1000
+lr: 2e-3
+epochs: 2
+model:
+  model_lib: primeknet_mamba
+  param: {fft_len: 400, dense_channel: 8, dense_depth: 1, num_tsblock: 1, time_block_num: 1, freq_block_num: 1, mamba_hidden_size: 8, mamba_d_state: 4, freq_block_kernel: [3, 7], sigmoid_beta: 2.0}
+"""
+
+
+def train(folder, config, *more):
+    return ["train", config, f"dset.speech_train={base / 'clean'}", f"dset.noisy_train={base / 'noisy'}", "--output", folder, *more]
+
+
+with tempfile.TemporaryDirectory() as base:
+    base = pathlib.Path(base)
+    for side in ("clean", "noisy"):
+        (base / side).mkdir()
+        shutil.copy(DEMO / f"{side}.flac", base / side / "talk.flac")
+    config = base / "small.yaml"
+    config.write_text(CONFIG)
+    done = krait(*train(base / "whole", config, "--threads", "2"))
+    check(done.returncode == 0, f"train: {done}")
+    lines = [json.loads(line) for line in (base / "whole" / "log.jsonl").read_text().splitlines()]
+    check(len(lines) == len(done.stdout.splitlines()) >= 6, f"a line a step: {len(lines)}")
+    first, last = (sum(line["total"] for line in part) / 3 for part in (lines[:3], lines[-3:]))
+    check(last < 0.99 * first, f"the loss falls: {first} to {last}")
+    check(any(line.get("best") for line in lines), "an epoch was the best")
+    out = base / "out.wav"
+    done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
+    check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
+
+    # killed after some lines, and resumed with another number of threads: the same bits
+    process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    check(krait(*train(base / "killed", config)).returncode == 1, "a folder with a checkpoint is not begun anew")
+    done = krait(*train(base / "killed", config, "--resume"))
+    check(done.returncode == 0, f"resumed: {done}")
+    for name in ("checkpoint.safetensors", "best.safetensors"):
+        check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
+
+    done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
+    check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
+    check_error(2, "no setting", "train", config, "frobnicate")
+    check_error(2, "on the CPU so far", "train", "--device", "cuda")
+    check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
+finish()

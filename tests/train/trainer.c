@@ -1,0 +1,205 @@
+/* trainer.c: losses, gradients and five steps of PrimeKnet's training against those of the published solver in float64 (recorded beside the project). */
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "alloc.h"
+#include "stft.h"
+#include "trainer.h"
+
+enum { N = 8000, T = 81, F = 201, MOST_B = 3 };
+
+typedef struct fixture {
+  krait_ctx *ctx;
+  kr_weights *speech, *disc, *weights, *golden;
+  kr_config *config;
+  kr_trainer *trainer;
+  float com_in[MOST_B * F * T * 2], mag[MOST_B * F * T], pha[MOST_B * F * T], com[MOST_B * F * T * 2], dropout[3 * MOST_B * KR_DISC_WIDTH], quality[MOST_B];
+  float clean[3][F * T * 2]; /* spectra */
+  int64_t B;
+} fixture;
+
+static void *open_file(const char *name) {
+  char path[512];
+  kr_weights *w = NULL;
+  snprintf(path, sizeof path, "%s/%s", SHARED_GOLDEN, name);
+  if (kr_weights_open(path, &w) < 0) fail_msg("%s", krait_error_detail());
+  return w;
+}
+
+static const float *find(const kr_weights *file, const char *name) {
+  const kr_weight *w = kr_weights_find(file, name);
+  return w ? w->data : NULL;
+}
+
+static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B) {
+  char file[128];
+  kr_pk_config c;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
+  *f = (fixture){.B = B};
+  assert_int_equal(krait_ctx_open(&options, &f->ctx), KRAIT_OK);
+  f->speech = open_file("speech.safetensors"), f->disc = open_file("disc.weights.safetensors");
+  snprintf(file, sizeof file, "%s.weights.safetensors", name), f->weights = open_file(file);
+  snprintf(file, sizeof file, "%s.%s.golden.safetensors", name, kind), f->golden = open_file(file);
+  assert_int_equal(kr_config_open(f->weights, NULL, NULL, &f->config), KRAIT_OK);
+  assert_int_equal(kr_pk_config_read(kr_config_model(f->config), f->config, &c), KRAIT_OK);
+  if (kr_trainer_open(f->ctx, &c, &kr_train_defaults, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
+  kr_parameters *g = kr_trainer_generator(f->trainer), *d = kr_trainer_discriminator(f->trainer);
+  if (kr_parameters_read(g, f->weights, "", g->value) < 0 || kr_parameters_read(d, f->disc, "", d->value) < 0) fail_msg("%s", krait_error_detail());
+  for (int k = 0; k < KR_DISC_NORMS; k++) {
+    char key[64];
+    snprintf(key, sizeof key, "layers.%d.weight_u", kr_disc_layers[k]);
+    memcpy(kr_trainer_u(f->trainer, k), find(f->disc, key), (size_t)kr_disc_outputs(k) * sizeof(float));
+  }
+  kr_stft *stft = NULL;
+  const int16_t *clean = (const int16_t *)(const void *)find(f->speech, "golden.clean_i16");
+  assert_int_equal(kr_stft_open(400, 100, f->ctx->pool, &stft), KRAIT_OK);
+  for (int i = 0; i < 3; i++) {
+    float wav[N];
+    for (int n = 0; n < N; n++) wav[n] = (float)clean[i * N + n] / 32768;
+    assert_int_equal(kr_stft_forward(stft, wav, N, 0.3, f->clean[i]), KRAIT_OK);
+  }
+  kr_stft_close(&stft);
+}
+
+static void close_fixture(fixture *f) {
+  kr_trainer_close(&f->trainer), kr_config_close(&f->config), krait_ctx_close(&f->ctx);
+  kr_weights_close(&f->speech), kr_weights_close(&f->disc), kr_weights_close(&f->weights), kr_weights_close(&f->golden);
+}
+
+/* "[[1, 2], [0, 1]]": row `step` of the list; "[0, 1]": the list. */
+static kr_batch batch_of(fixture *f, int step) {
+  const char *at = kr_weights_metadata(f->golden, "batch");
+  int rows[MOST_B] = {0}, n = 0, skip = step * (int)f->B;
+  for (; *at; at++) {
+    if (*at < '0' || *at > '9') continue;
+    if (skip-- > 0) continue;
+    if (n < f->B) rows[n++] = *at - '0';
+  }
+  for (int b = 0; b < f->B; b++) {
+    memcpy(f->com_in + b * F * T * 2, find(f->speech, "golden.input_com") + rows[b] * F * T * 2, sizeof f->clean[0]);
+    memcpy(f->com + b * F * T * 2, f->clean[rows[b]], sizeof f->clean[0]);
+    for (int i = 0; i < F * T; i++) {
+      const float re = f->clean[rows[b]][2 * i], im = f->clean[rows[b]][2 * i + 1];
+      f->mag[b * F * T + i] = sqrtf(re * re + im * im), f->pha[b * F * T + i] = atan2f(im, re);
+    }
+  }
+  const float *keep = find(f->golden, "golden.dropout_keep"), *quality = find(f->golden, "golden.pesq_target");
+  for (int64_t i = 0; i < 3 * f->B * KR_DISC_WIDTH; i++) f->dropout[i] = keep ? keep[step * 3 * f->B * KR_DISC_WIDTH + i] / 0.7f : 1;
+  memcpy(f->quality, quality + step * f->B, (size_t)f->B * sizeof(float));
+  return (kr_batch){.com_in = f->com_in, .mag = f->mag, .pha = f->pha, .com = f->com, .dropout = f->dropout};
+}
+
+static int32_t judge(void *user, const float *wav, float *quality) {
+  const fixture *f = user;
+  (void)wav;
+  memcpy(quality, f->quality, (size_t)f->B * sizeof(float));
+  return KRAIT_OK;
+}
+
+static void check_terms(const fixture *f, const char *name, const kr_step *s, const char *prefix, int step, double bound) {
+  const struct { const char *name; double value; } terms[] = {
+      {"magnitude", s->terms[KR_TERM_MAGNITUDE]}, {"phase_ip", s->terms[KR_TERM_PHASE_IP]}, {"phase_gd", s->terms[KR_TERM_PHASE_GD]}, {"phase_iaf", s->terms[KR_TERM_PHASE_IAF]}, {"phase", s->phase},
+      {"complex", s->terms[KR_TERM_COMPLEX]}, {"consistency", s->terms[KR_TERM_CONSISTENCY]}, {"metric", s->terms[KR_TERM_METRIC]}, {"total", s->total}, {"disc_r", s->terms[KR_TERM_DISC_R]},
+      {"disc_g", s->terms[KR_TERM_DISC_G]}};
+  double worst = 0;
+  for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) {
+    char key[64];
+    snprintf(key, sizeof key, "%s%s", prefix, terms[i].name);
+    const float *want = find(f->golden, key);
+    assert_non_null(want);
+    if (!isfinite(want[step])) continue;
+    const double off = fabs(terms[i].value - (double)want[step]) / (want[step] == 0 ? 1 : fabs((double)want[step]));
+    if (off > worst) worst = off;
+    if (!(off <= bound)) print_message("%s, step %d: %s is %.8g, not %.8g (%.1e)\n", name, step, terms[i].name, terms[i].value, (double)want[step], off);
+  }
+  print_message("%s, step %d: losses within %.1e\n", name, step, worst);
+  assert_true(worst <= bound);
+}
+
+static int is_listed(const kr_weights *golden, const char *list, const char *name) {
+  const char *text = kr_weights_metadata(golden, list);
+  char quoted[256];
+  snprintf(quoted, sizeof quoted, "\"%s\"", name);
+  return text && strstr(text, quoted) != NULL;
+}
+
+static void check_gradients(const fixture *f, const char *name, const kr_parameters *p, const char *prefix, double bound) {
+  double worst = 0;
+  const char *of = "";
+  int n_checked = 0;
+  for (int64_t i = 0; i < p->n_items; i++) {
+    const kr_parameter *item = &p->items[i];
+    char key[256];
+    snprintf(key, sizeof key, "%s%s", prefix, item->name);
+    const kr_weight *w = kr_weights_find(f->golden, key);
+    assert_non_null(w);
+    if (is_listed(f->golden, "zero_gradient_keys", item->name)) continue;
+    const int64_t n = (int64_t)(w->bytes / 4), stride = n < item->n ? 25 : 1;
+    double d = 0, all = 0;
+    for (int64_t k = 0; k < n; k++) {
+      const double want = (double)((const float *)w->data)[k], off = (double)p->gradient[item->at + k * stride] - want;
+      d += off * off, all += want * want;
+    }
+    n_checked++;
+    if (sqrt(d / all) > worst) worst = sqrt(d / all), of = item->name;
+  }
+  print_message("%s: %d gradients %s within %.1e (%s)\n", name, n_checked, prefix, worst, of);
+  assert_true(n_checked > 20);
+  if (!(worst <= bound)) fail_msg("%s: the gradient of %s is off by %.2e relative", name, of, worst);
+}
+
+static const struct { const char *name; int64_t B_loss, B_steps; } cases[] = {{"mamba", 2, 2}, {"gru", 1, 1}, {"lstm", 2, 2}};
+
+static int is_missing(void) {
+  if (access(SHARED_GOLDEN, R_OK) == 0) return 0;
+  print_message("no recorded steps beside the project\n");
+  return 1;
+}
+
+static void losses_and_gradients(void **state) {
+  static fixture f;
+  (void)state;
+  if (is_missing()) skip();
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    kr_step step;
+    open_fixture(&f, cases[i].name, "loss", cases[i].B_loss);
+    const kr_batch batch = batch_of(&f, 0);
+    if (kr_trainer_step(f.trainer, &batch, 0, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
+    check_terms(&f, cases[i].name, &step, "golden.loss.", 0, 1e-5);
+    const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
+    for (int k = 0; k < 3 * f.B; k++) assert_true(fabsf(step.scores[k] - scores[k]) < 1e-5f);
+    for (int k = 0; k < 3 * KR_DISC_NORMS; k++) assert_true(fabsf(step.sigma[k] - sigma[k]) < 1e-5f * sigma[k]);
+    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 2e-4);
+    check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4);
+    for (int k = 0; k < KR_DISC_NORMS; k++) {
+      char key[64];
+      snprintf(key, sizeof key, "golden.disc_after.layers.%d.weight_v", kr_disc_layers[k]);
+      for (int64_t n = 0; n < kr_disc_inputs(k); n++) assert_true(fabsf(kr_trainer_v(f.trainer, k)[n] - find(f.golden, key)[n]) < 1e-5f);
+    }
+    close_fixture(&f);
+  }
+}
+
+static void five_steps(void **state) {
+  static fixture f;
+  (void)state;
+  if (is_missing()) skip();
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    kr_step step;
+    open_fixture(&f, cases[i].name, "steps", cases[i].B_steps);
+    for (int k = 0; k < 5; k++) {
+      const kr_batch batch = batch_of(&f, k);
+      if (kr_trainer_step(f.trainer, &batch, 5e-4, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
+      check_terms(&f, cases[i].name, &step, "golden.steps.", k, 2e-4);
+    }
+    close_fixture(&f);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(losses_and_gradients), cmocka_unit_test(five_steps)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
