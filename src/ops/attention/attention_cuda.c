@@ -148,7 +148,7 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   p.partial = a->call.scratch;
   const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
   const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits), .block = KR_ATTENTION_KEYS_THREADS, .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64), .stream = a->call.stream};
-  const kr_grid rows = {.x = (uint32_t)((p.B * p.H * p.rows_q + 3) / 4), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
+  const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
   if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);

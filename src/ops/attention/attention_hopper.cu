@@ -159,12 +159,21 @@ KR_DEV void start_output(const layout &at, int v, const uint32_t (&w)[N / 4], fl
   kr_wgmma_commit();
 }
 
-/* Where a row of the warpgroup does not see every key of the tile. */
+/* Tiles of keys from begin to end - 1 are seen by every row of the warpgroup. */
+typedef struct span {
+  int begin, end;
+} span;
+template <int N, int EDGED>
+KR_DEV span seen_by_all(const kr_attention_plan &p, const told *u, const lanes &me) {
+  const sequence q = sequence_told(u);
+  const int row = u->row + 64 * me.group;
+  return EDGED ? span{(first_key(p, q, row + 63) + N - 1) / N, end_key(p, q, row) / N} : span{0, q.n_k / N};
+}
+
 template <int N, int EDGED>
 KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int n, float (&s)[N / 2]) {
   const sequence q = sequence_told(u);
-  const int key = n * N, row = u->row + 64 * me.group;
-  if (key >= (EDGED ? first_key(p, q, row + 63) : 0) && key + N <= (EDGED ? end_key(p, q, row) : q.n_k)) return;
+  const int key = n * N;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = u->row + me.first_row + 8 * r, before = key + me.column, first = (EDGED ? first_key(p, q, i) : 0) - before, end = (EDGED ? end_key(p, q, i) : q.n_k) - before;
@@ -265,6 +274,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
   const float scale = p.scale * KR_LOG2E;
   float s[N / 2], o[D / 2], most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0, 0}, shrink[2];
   uint32_t w[N / 4];
+  span all = {0, 0};
   int index = 0, k = 0, n, first; /* the unit; uses of the ring of keys, one more than of that of values */
   if (me.group == GROUPS - 1) give_turn(me);
   kr_barrier_await(at.q_full, 0);
@@ -275,7 +285,8 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
     kr_wgmma_wait<N, 0>(s);
     release(at.k_empty, k++, me);
     if (n == first) release(at.q_empty, 0, me);
-    hide<N, EDGED>(p, told_at(units, 0), me, n, s);
+    all = seen_by_all<N, EDGED>(p, told_at(units, 0), me);
+    if (n < all.begin || n >= all.end) hide<N, EDGED>(p, told_at(units, 0), me, n, s);
     weigh<N>(s, scale, most, sum, shrink);
     pack_weights<N>(s, w);
     clear_behind<N>(at, told_at(units, 0), me, shared_v, 0);
@@ -293,7 +304,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
       kr_wgmma_wait<N, 1>(s);
       release(at.k_empty, k++, me);
       if (n == first) release(at.q_empty, index, me);
-      hide<N, EDGED>(p, told_at(units, index), me, n, s);
+      if (EDGED && (n < all.begin || n >= all.end)) hide<N, EDGED>(p, told_at(units, index), me, n, s); /* else the first tile alone goes beyond the keys */
       const int grows = weigh<N>(s, scale, most, sum, shrink);
       kr_wgmma_wait<D, 0>(o);
       release(at.v_empty, k - 2, me);
@@ -322,7 +333,8 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
     kr_wgmma_wait<N, 1>(s);
     release(at.k_empty, k++, me);
     if (n == first) release(at.q_empty, index + 1, me);
-    hide<N, EDGED>(p, told_at(units, index + 1), me, n, s);
+    all = seen_by_all<N, EDGED>(p, told_at(units, index + 1), me);
+    if (n < all.begin || n >= all.end) hide<N, EDGED>(p, told_at(units, index + 1), me, n, s);
     weigh<N>(s, scale, next_most, next_sum, shrink);
     kr_wgmma_wait<D, 0>(o);
     release(at.v_empty, k - 2, me);

@@ -14,7 +14,7 @@ typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { D = KR_D, BLOCKS = D / 64, THREADS = 384, OWN = 128 /* rows or keys of a block */, KEYS = KR_HOPPER_DQ_KEYS, ROWS = KR_HOPPER_DKV_ROWS, STAGES = KR_HOPPER_BWD_STAGES };
-enum { GROUP_BARRIER = 1 /* and the next */ };
+enum { GROUP_BARRIER = 1 /* and the next */, TURN = 3 /* and the next */ };
 
 typedef struct place {
   int stage;
@@ -111,6 +111,10 @@ KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me,
   }
 }
 
+/* The warpgroups issue their products in turn, so that one has its exponentials while the tensor cores work for the other. */
+KR_DEV void take_turn(const lanes &me) { kr_sync_at<256>(TURN + me.group); }
+KR_DEV void give_turn(const lanes &me) { kr_arrive_at<256>(TURN + 1 - me.group); }
+
 KR_DEV void open_barriers(const layout &at, int announcers) {
   if (kr_thread() == 0) {
     kr_barrier_open(at.own_full, 1);
@@ -181,14 +185,17 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   place from = {0, 0};
   if (end > first) kr_barrier_await(at.own_full, 0);
   int before = -1;
+  if (me.group == 1) give_turn(me);
   float products[KEYS / 2], by_dout[KEYS / 2];
   uint32_t w[KEYS / 4];
   for (int n = end - 1; n >= first; n--) {
     const uint32_t stage = at.ring + from.stage * 2 * KEYS * D * 2;
     kr_barrier_await(at.full + from.stage * 8, from.round);
     if (n == end - 1) clear_behind<KEYS>(shared + (stage - base), me, s.n_k - n * KEYS);
+    take_turn(me);
     start_scores<KEYS>(at.own, stage, me, products);
     start_scores<KEYS>(at.own + OWN * D * 2, stage + KEYS * D * 2, me, by_dout);
+    give_turn(me);
     kr_wgmma_wait<KEYS, 1>(products);
     if (before >= 0 && me.thread == 0) kr_barrier_arrive(at.empty + before * 8);
     if (n * KEYS < all_from || n * KEYS + KEYS > all_to) hide<KEYS>(products, me, n * KEYS, first_of, end_of);
@@ -198,11 +205,14 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) products[i] *= by_dout[i] - delta[i / 2 & 1];
     pack_all<KEYS>(products, w);
+    take_turn(me);
     start_sum<KEYS>(stage, w, dq);
+    give_turn(me);
     before = from.stage;
     advance(from);
   }
   kr_wgmma_wait<D, 0>(dq);
+  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + me.first_row + 8 * r;
@@ -273,6 +283,7 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
   place from = {0, 0};
   if (n_steps) kr_barrier_await(at.own_full, 0);
   int n = first;
+  if (me.group == 1) give_turn(me);
   float products[ROWS / 2], by_dout[ROWS / 2];
   uint32_t w[ROWS / 4], dw[ROWS / 4];
   for (int step = 0; step < n_steps; step++) {
@@ -280,8 +291,10 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     const float *const lse = values + from.stage * 2 * ROWS + me.column, *const delta = lse + ROWS;
     kr_barrier_await(at.full + from.stage * 8, from.round);
     if (n == end - 1) clear_behind<ROWS>(shared + (stage - base), me, s.n_q - n * ROWS);
+    take_turn(me);
     start_scores<ROWS>(at.own, stage, me, products);
     start_scores<ROWS>(at.own + OWN * D * 2, stage + ROWS * D * 2, me, by_dout);
+    give_turn(me);
     kr_wgmma_wait<ROWS, 1>(products);
     if (EDGED && (n * ROWS < all_from || n * ROWS + ROWS > all_to)) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
 #pragma unroll
@@ -298,15 +311,18 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
       for (int c = 0; c < 4; c++) by_dout[4 * j + c] = products[4 * j + c] * (by_dout[4 * j + c] - d.v[c & 1]);
     }
     pack_all<ROWS>(products, w);
-    start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
     pack_all<ROWS>(by_dout, dw);
+    take_turn(me);
+    start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
     start_sum<ROWS>(stage, dw, dk);
+    give_turn(me);
     kr_wgmma_wait<D, 0>(dv); /* more under way than this needs more registers than there are: the other warpgroup has the tensor cores meanwhile */
     kr_wgmma_wait<D, 0>(dk);
     if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     advance(from);
     if (++n == end) n = first;
   }
+  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = key0 + me.first_row + 8 * r;

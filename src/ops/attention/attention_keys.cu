@@ -36,14 +36,29 @@ KR_DEV part part_of(const kr_attention_plan &p) {
   return at;
 }
 
+/* The page that a run lies in, where pages hold whole runs; looked up ahead of its copies. */
+KR_DEV int64_t page_ahead(const kr_attention_plan &p, const part &at, int first) { return at.s.pages && first < at.end ? page_of(p, at.s, first / p.Lk) : 0; }
+
 /* A run's keys and values, by a warp: zeros from the last key on. */
 template <int D>
-KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, int first) {
+KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, int first, int64_t page) {
   const int PER_ROW = D / 8, STEP = 32 / PER_ROW, lane = kr_thread() & 31, chunk = lane % PER_ROW, row = lane / PER_ROW;
-  const int exists = chunk * 8 < p.D;
+  const int exists = chunk * 8 < p.D, whole = !at.s.pages || p.Lk % RUN == 0, n = exists ? at.end - first : 0;
+  if (whole) {
+    const int64_t t = at.s.pages ? first % p.Lk : at.s.k_at + first, b = at.s.pages ? page : at.s.k_b;
+    const uint16_t *k = (const uint16_t *)p.k.data + b * p.k.b + at.kv * p.k.h + (t + row) * p.k.t + chunk * 8, *v = (const uint16_t *)p.v.data + b * p.v.b + at.kv * p.v.h + (t + row) * p.v.t + chunk * 8;
+    const int64_t k_step = STEP * p.k.t, v_step = STEP * p.v.t;
 #pragma unroll
-  for (int k = 0; k < RUN / STEP; k++) {
-    const int r = row + k * STEP, there = exists && first + r < at.end;
+    for (int i = 0; i < RUN / STEP; i++, k += k_step, v += v_step) {
+      const int r = row + i * STEP, bytes = r < n ? 16 : 0;
+      kr_copy_some_at(to + kr_swizzle<D * 2>(r, chunk), bytes ? k : (const uint16_t *)p.k.data, bytes);
+      kr_copy_some_at(to + RUN * D * 2 + kr_swizzle<D * 2>(r, chunk), bytes ? v : (const uint16_t *)p.v.data, bytes);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < RUN / STEP; i++) {
+    const int r = row + i * STEP, there = r < n;
     const int64_t from_k = there ? key_at(p, p.k, at.s, at.kv, first + r) + chunk * 8 : 0, from_v = there ? key_at(p, p.v, at.s, at.kv, first + r) + chunk * 8 : 0;
     kr_copy_some_at(to + kr_swizzle<D * 2>(r, chunk), (const uint16_t *)p.k.data + from_k, there ? 16 : 0);
     kr_copy_some_at(to + RUN * D * 2 + kr_swizzle<D * 2>(r, chunk), (const uint16_t *)p.v.data + from_v, there ? 16 : 0);
@@ -111,9 +126,10 @@ KR_DEV void run(const kr_attention_plan &p) {
   int run_at = at.begin + warp * RUN;
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++) {
-    if (run_at + k * RUN * WARPS < at.end) copy_run<D>(p, at, ring + k * STAGE, run_at + k * RUN * WARPS);
+    if (run_at + k * RUN * WARPS < at.end) copy_run<D>(p, at, ring + k * STAGE, run_at + k * RUN * WARPS, page_ahead(p, at, run_at + k * RUN * WARPS));
     kr_commit_copies();
   }
+  int64_t page = page_ahead(p, at, run_at + (STAGES - 1) * RUN * WARPS);
   load_rows<D>(p, at, q);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -124,8 +140,9 @@ KR_DEV void run(const kr_attention_plan &p) {
     kr_copied<STAGES - 2>();
     kr_sync_warp();
     const int next = run_at + (STAGES - 1) * RUN * WARPS;
-    if (next < at.end) copy_run<D>(p, at, ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, next);
+    if (next < at.end) copy_run<D>(p, at, ring + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, next, page);
     kr_commit_copies();
+    page = page_ahead(p, at, next + RUN * WARPS);
     const uint32_t here = ring + stage * STAGE;
     float s[2][4] = {}, shrink[2], high[2];
 #pragma unroll
@@ -207,31 +224,43 @@ KR_DEV void run(const kr_attention_plan &p) {
   }
 }
 
-/* A warp a row: the parts' means by their sums. */
+/* A block a row: the parts' means by their sums. A thread a part, then a thread a channel. */
 KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p) {
-  const int row = kr_block_x() * WARPS + (kr_thread() >> 5), lane = kr_thread() & 31, n_rows = p.B * p.H * p.rows_q;
-  if (row >= n_rows) return;
+  KR_SHARED float weights[THREADS], warps[2 * WARPS];
+  const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;
   const int i = row % p.rows_q, h = row / p.rows_q % p.H, b = row / p.rows_q / p.H;
   const sequence s = sequence_of(p, b);
   if (i >= s.rows_q) return;
-  const float *const lse = p.partial + (int64_t)p.n_splits * n_rows * p.D + row;
   const float sink = p.sinks ? kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E : MINUS_INFINITY;
-  float most = MINUS_INFINITY, total = 0;
-  for (int k = 0; k < p.n_splits; k++) most = higher(most, lse[(int64_t)k * n_rows]);
+  const float mine = thread < p.n_splits ? p.partial[(int64_t)p.n_splits * n_rows * p.D + (int64_t)thread * n_rows + row] : MINUS_INFINITY;
+  float most = mine;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) most = higher(most, kr_shuffle_xor(most, d));
+  if ((thread & 31) == 0) warps[warp] = most;
+  kr_sync();
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) most = higher(most, warps[w]);
   const int none = most == MINUS_INFINITY;
   most = higher(most, sink);
-  for (int k = 0; k < p.n_splits; k++) total += none ? 0.0f : kr_exp2(lse[(int64_t)k * n_rows] - most);
-  if (sink > MINUS_INFINITY && !none) total += kr_exp2(sink - most);
+  const float weight = none ? 0.0f : kr_exp2(mine - most);
+  float total = weight;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) total += kr_shuffle_xor(total, d);
+  weights[thread] = weight;
+  if ((thread & 31) == 0) warps[WARPS + warp] = total;
+  kr_sync();
+  total = sink > MINUS_INFINITY && !none ? kr_exp2(sink - most) : 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) total += warps[WARPS + w];
   const float by = none ? 0.0f : 1.0f / total;
-  if (lane == 0 && p.lse.data) ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
-  for (int d = lane; d < p.D; d += 32) {
-    float o = 0;
-    for (int k = 0; k < p.n_splits && !none; k++) {
-      const float w = kr_exp2(lse[(int64_t)k * n_rows] - most);
-      if (w > 0) o = kr_fma(w, p.partial[((int64_t)k * n_rows + row) * p.D + d], o);
-    }
-    kr_store(p.out.data, query_at(p.out, s, h, i) + d, DTYPE, o * by);
-  }
+  if (thread == 0 && p.lse.data) ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
+  if (thread >= p.D) return;
+  const float *from = p.partial + (int64_t)row * p.D + thread;
+  const int64_t step = (int64_t)n_rows * p.D;
+  float o = 0;
+#pragma unroll 8
+  for (int k = 0; k < p.n_splits; k++, from += step) o = kr_fma(weights[k], *from, o);
+  kr_store(p.out.data, query_at(p.out, s, h, i) + thread, DTYPE, o * by);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_64(const kr_attention_plan p) { run<64>(p); }
