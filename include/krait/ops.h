@@ -536,6 +536,21 @@ typedef struct krait_gather_rows_args {
 KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
 KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args, uint64_t *bytes);
 
+/* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: weights of 8 bits in blocks of 32 inputs, with a
+ * scale each (q8_0). Four weights are a word, the first in its lowest byte, each -128 to 127. CPU contexts only. */
+typedef struct krait_gemm_q8_args {
+  krait_call call;
+  int64_t M, N, S;      /* rows, outputs, blocks of 32 inputs */
+  krait_view A;         /* (M,32S) activation type */
+  krait_view words;     /* (N,8S) int32 */
+  krait_view scales;    /* (N,S) any float type */
+  krait_view bias;      /* (N) any float type, or absent */
+  krait_view out;       /* (M,N) any activation type */
+} krait_gemm_q8_args;
+
+KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
+KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

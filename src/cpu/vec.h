@@ -6,6 +6,7 @@
  *   kr_v_load(p) store(p, v) loadn(p, n) storen(p, v, n)   n < KR_VL lanes, zeros beyond; unaligned is fine
  *   kr_v_load_from(p, n)   lanes n.. of the vector at p, zeros before them, which are not touched
  *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
+ *   kr_v_load_i8(p)   KR_VL bytes with a sign as floats
  *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
  *   lost(a,b) = ab less its rounding, which is what fma(a, b, -ab) gives
  *   sum(v) largest(v) -> float; lanes added in a fixed tree; sum_each(r) = lane i the sum of r[i], KR_VL vectors

@@ -58,6 +58,8 @@ static inline void kr_v_store_b(uint16_t *p, kr_v v) { _mm_storeu_si128((void *)
 static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(kr_load_u16n(p, n)); }
 static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { kr_store_u16n(p, kr_to_b(v), n); }
 
+static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p))); }
+
 static inline kr_v kr_v_set1(float x) { return _mm256_set1_ps(x); }
 static inline kr_v kr_v_zero(void) { return _mm256_setzero_ps(); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm256_add_ps(a, b); }

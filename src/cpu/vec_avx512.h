@@ -45,6 +45,8 @@ static inline void kr_v_store_b(uint16_t *p, kr_v v) { _mm256_storeu_si256((void
 static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(_mm256_maskz_loadu_epi16(kr_lanes(n), p)); }
 static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { _mm256_mask_storeu_epi16(p, kr_lanes(n), kr_to_b(v)); }
 
+static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
+
 static inline kr_v kr_v_set1(float x) { return _mm512_set1_ps(x); }
 static inline kr_v kr_v_zero(void) { return _mm512_setzero_ps(); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm512_add_ps(a, b); }

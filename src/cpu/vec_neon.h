@@ -63,6 +63,12 @@ static inline void kr_v_store_b(uint16_t *p, kr_v v) { vst1_u16(p, kr_to_b(v)); 
 static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(kr_load_u16n(p, n)); }
 static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { kr_store_u16n(p, kr_to_b(v), n); }
 
+static inline kr_v kr_v_load_i8(const int8_t *p) {
+  int32_t four;
+  memcpy(&four, p, sizeof four);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+}
+
 static inline kr_v kr_v_set1(float x) { return vdupq_n_f32(x); }
 static inline kr_v kr_v_zero(void) { return vdupq_n_f32(0); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return vaddq_f32(a, b); }

@@ -52,6 +52,12 @@ static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) {
 static inline kr_v kr_v_load_b(const uint16_t *p) { return kr_v_loadn_b(p, KR_VL); }
 static inline void kr_v_store_b(uint16_t *p, kr_v v) { kr_v_storen_b(p, v, KR_VL); }
 
+static inline kr_v kr_v_load_i8(const int8_t *p) {
+  kr_v v;
+  KR_EACH v.f[k] = (float)p[k];
+  return v;
+}
+
 static inline kr_v kr_v_set1(float x) { kr_v v; KR_EACH v.f[k] = x; return v; }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { KR_EACH a.f[k] += b.f[k]; return a; }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { KR_EACH a.f[k] -= b.f[k]; return a; }

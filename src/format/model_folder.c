@@ -170,3 +170,12 @@ const kr_weight *kr_model_folder_find(const kr_model_folder *f, const char *name
   for (int i = 0; i < f->n_files && !found; i++) found = kr_weights_find(f->files[i], name);
   return found;
 }
+
+const kr_weight *kr_model_folder_at(const kr_model_folder *f, int64_t i) {
+  for (int k = 0; k < f->n_files; k++) {
+    const int64_t n = kr_weights_count(f->files[k]);
+    if (i < n) return kr_weights_at(f->files[k], i);
+    i -= n;
+  }
+  return NULL;
+}

@@ -18,6 +18,8 @@ const json_t *kr_model_folder_config(const kr_model_folder *folder); /* an objec
 const char *kr_model_folder_label(const kr_model_folder *folder);    /* path, for messages */
 /* Of any of the files; NULL if there is none. */
 const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char *name);
+/* All of them, file after file; NULL past the last. */
+const kr_weight *kr_model_folder_at(const kr_model_folder *folder, int64_t i);
 /* The file's path if it is there, to be freed with kr_free; else NULL. */
 char *kr_model_folder_file(const char *path, const char *name);
 /* JSON (or what Python writes instead: bare Infinity) of a file of the folder. */

@@ -202,6 +202,39 @@ def several():
     check(json.loads(done.stdout)["prompt_tokens"] > 40, f"chat: {done.stdout!r}")
 
 
+def quantised():
+    """The 8-bit model scores like the one whose weights are the bytes times their scales, and nearly like the original."""
+    for kind in ("mamba1", "mamba2"):
+        model, eight, back = here / f"{kind}-16", here / f"{kind}-8", here / f"{kind}-back"
+        tiny.make(model, kind), tiny.make(eight, kind), tiny.make(back, kind)
+        (eight / "model.safetensors").unlink()
+        done = krait("convert", "--quantize", "q8_0", model, eight / "model.safetensors")
+        check(done.returncode == 0 and done.stderr == b"", f"--quantize: {done}")
+        data = (eight / "model.safetensors").read_bytes()
+        n = struct.unpack("<Q", data[:8])[0]
+        header, tensors = json.loads(data[8:8 + n]), []
+        check(header.pop("__metadata__")["quantized"] == "q8_0", "metadata")
+        part = lambda item: data[8 + n:][slice(*item["data_offsets"])]
+        for name, item in header.items():
+            if name.endswith(".q8_0"):
+                rows, words = item["shape"]
+                scales = struct.unpack(f"<{rows * words // 8}e", part(header[name + ".scales"]))
+                values = [scales[i // 32] * v for i, v in enumerate(struct.unpack(f"<{rows * words * 4}b", part(item)))]
+                tensors.append((name.removesuffix(".q8_0"), (rows, 4 * words), values))
+            elif not name.endswith(".scales"):
+                tensors.append((name, item["shape"], struct.unpack(f"<{(item['data_offsets'][1] - item['data_offsets'][0]) // 4}f", part(item))))
+        check(sum(k.endswith(".q8_0") for k in header) == (7 if kind == "mamba1" else 5) and not any("in_proj.weight" == k[-14:] for k in header), f"what is quantised: {list(header)}")
+        tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
+        text = ("the rain in the north and a " * 20).encode()
+        exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, eight, model))
+        check(abs(got - exact) < 1e-5 * exact, f"{kind}: q8_0 scores {got}, its own weights {exact}")
+        check(abs(got - original) < 0.03 * original, f"{kind}: q8_0 scores {got}, the original {original}")
+        a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, eight))
+        check(a == b, f"{kind}: q8_0 says {b!r}, its own weights {a!r}")
+    check_error(1, "'q3' is no way to quantise", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
+    check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
+
+
 def refused():
     bad = here / "bad"
     tiny.make(bad, shards=2)
@@ -277,6 +310,7 @@ states(whole)
 sampling(whole)
 stops(whole)
 several()
+quantised()
 refused()
 little_memory()
 interrupted()

@@ -42,7 +42,8 @@ static inline int64_t kr_mlm_taps(const kr_mlm_config *c, int64_t layer) { retur
 /* What a layer's tensors are; data lie where the context computes, 0: absent. */
 typedef struct kr_mlm_tensor {
   const void *data;
-  int32_t dtype;
+  int32_t dtype;      /* KRAIT_I32: words of q8_0 (quantize.h) */
+  const void *scales; /* float16; NULL: not quantised */
 } kr_mlm_tensor;
 #define KR_MLM_TENSORS(X)                                                                                                       \
   X(norm) X(norm_bias) X(in_proj) X(in_proj_bias) X(conv) X(conv_bias) X(A) X(D) X(x_proj) X(dt_proj) X(dt_bias) X(gate_norm)   \

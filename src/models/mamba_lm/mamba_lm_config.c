@@ -144,9 +144,9 @@ static int32_t read_sizes(const reader *r, kr_mlm_config *c) {
   c->W = conv->shape[2];
   KR_TRY(read_whole(r, r->root, "d_intermediate", 0, 0, 1 << 24, &c->F));
   if (c->F > 0) {
-    const kr_weight *fc2;
-    KR_TRY(need_tensor(r, c, "mlp.fc2.weight", 2, &fc2));
-    c->F = fc2->shape[1];
+    const kr_weight *fc1;
+    KR_TRY(need_tensor(r, c, "mlp.fc1.weight", 2, &fc1));
+    c->F = fc1->shape[0] / 2;
   }
   KR_TRY(read_whole(r, r->root, "d_model", c->d, 1, 1 << 24, &said));
   KR_TRY(read_whole(r, r->root, "hidden_size", said, 1, 1 << 24, &said));

@@ -29,11 +29,19 @@ static kr_tensor weight(const builder *b, const char *name, const kr_mlm_tensor 
 
 static kr_tensor new_rows(const builder *b, int64_t columns) { return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->R, columns)); }
 
-/* Rows times a weight stored (columns, inputs). */
-static kr_tensor project(const builder *b, const char *name, kr_tensor rows, kr_tensor w, kr_tensor bias) {
-  const kr_tensor out = new_rows(b, kr_graph_dims(b->g, w).size[0]);
-  return kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})), .bias = view(b, bias), .out = view(b, out)});
+/* Rows times a weight stored (N outputs, K inputs), into out, or where that is 0 into new rows. */
+static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows, const kr_mlm_tensor *w, int64_t N, int64_t K, kr_tensor bias, kr_tensor out) {
+  if (!out) out = new_rows(b, N);
+  if (w->scales) {
+    char full[96];
+    snprintf(full, sizeof full, "%lld.%s.scales", (long long)b->i, name);
+    const kr_tensor words = weight(b, name, w, KR_DIMS(N, K / 4)), scales = kr_graph_weight(b->g, full, KRAIT_F16, KR_DIMS(N, K / 32), w->scales);
+    return kr_graph_call(b->g, name, &kr_op_gemm_q8, &(krait_gemm_q8_args){.A = view(b, rows), .words = view(b, words), .scales = view(b, scales), .bias = view(b, bias), .out = view(b, out)});
+  }
+  const kr_tensor matrix = weight(b, name, w, KR_DIMS(N, K));
+  return kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, matrix, (int[]){1, 0})), .bias = view(b, bias), .out = view(b, out)});
 }
+#define PROJECT(name, rows, N, K, bias) project_into(b, #name, rows, &b->layer->name, N, K, bias, 0)
 
 static kr_tensor norm_of(const builder *b, const char *name, kr_tensor x, kr_tensor w, kr_tensor bias, float eps) {
   return kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = b->c->is_rms || !w ? KRAIT_NORM_RMS : 0, .eps = eps, .x = view(b, x), .weight = view(b, w), .bias = view(b, bias),
@@ -89,17 +97,17 @@ static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr
 
 static kr_tensor mix_mamba1(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
-  const kr_tensor xz = project(b, "in_proj", x, WEIGHT(in_proj, 2 * c->Di, c->d), WEIGHT(in_proj_bias, 2 * c->Di));
+  const kr_tensor xz = PROJECT(in_proj, x, 2 * c->Di, c->d, WEIGHT(in_proj_bias, 2 * c->Di));
   const kr_tensor u = convolve(b, kr_graph_slice(b->g, xz, 1, 0, c->Di), c->Di, KRAIT_ACT_SILU), y = new_rows(b, c->Di);
-  const kr_tensor columns = project(b, "x_proj", u, WEIGHT(x_proj, c->R + 2 * c->N, c->Di), 0);
+  const kr_tensor columns = PROJECT(x_proj, u, c->R + 2 * c->N, c->Di, 0);
   kr_tensor dt = kr_graph_slice(b->g, columns, 1, 0, c->R), B = kr_graph_slice(b->g, columns, 1, c->R, c->N), C = kr_graph_slice(b->g, columns, 1, c->R + c->N, c->N);
   if (c->dt_eps > 0) { /* FalconMamba */
     dt = norm_of(b, "dt_norm", dt, 0, 0, c->dt_eps);
     B = norm_of(b, "B_norm", B, 0, 0, c->dt_eps);
     C = norm_of(b, "C_norm", C, 0, 0, c->dt_eps);
   }
-  scan(b, u, project(b, "dt_proj", dt, WEIGHT(dt_proj, c->Di, c->R), 0), B, C, kr_graph_slice(b->g, xz, 1, c->Di, c->Di), y);
-  return project(b, "out_proj", y, WEIGHT(out_proj, c->d, c->Di), WEIGHT(out_proj_bias, c->d));
+  scan(b, u, PROJECT(dt_proj, dt, c->Di, c->R, 0), B, C, kr_graph_slice(b->g, xz, 1, c->Di, c->Di), y);
+  return PROJECT(out_proj, y, c->d, c->Di, WEIGHT(out_proj_bias, c->d));
 }
 
 /* ---- Mamba-2 ---- */
@@ -131,12 +139,12 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
 static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
-  const kr_tensor all = project(b, "in_proj", x, WEIGHT(in_proj, c->Di + C + c->H, c->d), WEIGHT(in_proj_bias, c->Di + C + c->H));
+  const kr_tensor all = PROJECT(in_proj, x, c->Di + C + c->H, c->d, WEIGHT(in_proj_bias, c->Di + C + c->H));
   const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C, KRAIT_ACT_SILU), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
   scan_heads(b, kr_graph_slice(b->g, xBC, 1, 0, c->Di), kr_graph_slice(b->g, all, 1, c->Di + C, c->H), kr_graph_slice(b->g, xBC, 1, c->Di, GN), kr_graph_slice(b->g, xBC, 1, c->Di + GN, GN), y);
   kr_graph_call(b->g, "gate_norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST, .group_size = c->Di / c->G, .eps = 1e-5f, .x = view(b, y),
                 .z = view(b, kr_graph_slice(b->g, all, 1, 0, c->Di)), .weight = view(b, WEIGHT(gate_norm, c->Di)), .out = view(b, gated)});
-  return project(b, "out_proj", gated, WEIGHT(out_proj, c->d, c->Di), WEIGHT(out_proj_bias, c->d));
+  return PROJECT(out_proj, gated, c->d, c->Di, WEIGHT(out_proj_bias, c->d));
 }
 
 /* ---- attention ---- */
@@ -153,7 +161,7 @@ static kr_tensor attend(const builder *b, kr_tensor x) {
   const kr_mlm_attention *a = &c->attention;
   const kr_mlm_run *run = &b->to->run;
   const int64_t C = kr_mlm_channels(c, b->i);
-  kr_tensor qkv = project(b, "in_proj", x, WEIGHT(in_proj, C, c->d), WEIGHT(in_proj_bias, C));
+  kr_tensor qkv = PROJECT(in_proj, x, C, c->d, WEIGHT(in_proj_bias, C));
   if (a->W) qkv = convolve(b, qkv, C, KRAIT_ACT_NONE);
   kr_tensor q = as_heads(b, qkv, 0, a->H);
   const kr_tensor y = new_rows(b, a->H * a->D), used = kr_graph_temp(b->g, KRAIT_I32, KR_DIMS(run->B)), cos = b->to->cos, sin = b->to->sin, keys = b->to->keys[b->i], values = b->to->values[b->i];
@@ -168,7 +176,7 @@ static kr_tensor attend(const builder *b, kr_tensor x) {
                 .cache_batch_idx = view(b, b->to->slots), .k_cache = view(b, keys), .v_cache = view(b, values), .seqused = view(b, used)});
   kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .scale = a->scale, .q = view(b, q), .k = view(b, keys), .v = view(b, values),
                 .seqused_k = view(b, used), .cache_batch_idx = view(b, b->to->slots), .out = view(b, kr_graph_reshape(b->g, y, KR_DIMS(run->B, run->L, a->H, a->D)))});
-  return project(b, "out_proj", y, WEIGHT(out_proj, c->d, a->H * a->D), WEIGHT(out_proj_bias, c->d));
+  return PROJECT(out_proj, y, c->d, a->H * a->D, WEIGHT(out_proj_bias, c->d));
 }
 
 /* ---- the whole ---- */
@@ -190,7 +198,7 @@ static kr_tensor feed_forward(const builder *b, kr_tensor x) {
 #define HALF(i) view(b, kr_graph_permute(b->g, kr_graph_slice(b->g, w, 0, (i) * F, F), (int[]){1, 0}))
 #define HALF_BIAS(i) view(b, bias ? kr_graph_slice(b->g, bias, 0, (i) * F, F) : 0)
   kr_graph_call(b->g, "fc1", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = view(b, x), .Bmat = HALF(1), .B2 = HALF(0), .bias = HALF_BIAS(1), .bias2 = HALF_BIAS(0), .out = view(b, hidden)});
-  return project(b, "fc2", hidden, WEIGHT(fc2, b->c->d, F), WEIGHT(fc2_bias, b->c->d));
+  return PROJECT(fc2, hidden, b->c->d, F, WEIGHT(fc2_bias, b->c->d));
 }
 
 static kr_tensor record_layers(builder *b, const kr_mlm_weights *w, kr_tensor h, kr_tensor *stream) {
@@ -240,11 +248,11 @@ static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t
     stream = kr_graph_slice(b->g, stream, 0, b->R - 1, 1);
     b->R = 1;
   }
-  const kr_mlm_layer last = {.norm = w->norm_f, .norm_bias = w->norm_f_bias, .in_proj = w->head};
+  const kr_mlm_layer last = {.norm = w->norm_f, .norm_bias = w->norm_f_bias};
   b->layer = &last;
-  const kr_tensor last_x = add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d)), head = WEIGHT(in_proj, c->V, c->d);
+  const kr_tensor last_x = add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
   to->logits = kr_graph_output(b->g, "logits", KRAIT_F32, KR_DIMS(b->R, c->V));
-  kr_graph_call(b->g, "head", &kr_op_gemm, &(krait_gemm_args){.A = view(b, last_x), .Bmat = view(b, kr_graph_permute(b->g, head, (int[]){1, 0})), .out = view(b, to->logits)});
+  project_into(b, "head", last_x, &w->head, c->V, c->d, 0, to->logits);
 }
 
 int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, int64_t room, kr_mlm_graph *to) {

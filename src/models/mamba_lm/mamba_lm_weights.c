@@ -8,6 +8,7 @@
 #include "arena.h"
 #include "ctx.h"
 #include "mamba_lm.h"
+#include "quantize.h"
 #include "status.h"
 #include "view.h"
 
@@ -97,11 +98,50 @@ static int32_t take_weight(loader *l, const kr_weight *item, shape want, int how
   return KRAIT_OK;
 }
 
+/* A matrix that was quantised: as it is on a CPU, float16 again on a GPU. */
+static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scales, shape want, kr_mlm_tensor *to) {
+  const int64_t N = want.size[0], S = want.size[1] / 32;
+  const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == 8 * S && scales && scales->n_dims == 2 &&
+                   scales->dtype == KRAIT_F16 && scales->shape[0] == N && scales->shape[1] == S;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", label_of(l), words->name, words->name, (long long)N, (long long)want.size[1]);
+  l->w->bytes += words->bytes + scales->bytes;
+  if (!l->ctx->cuda) {
+    *to = (kr_mlm_tensor){words->data, KRAIT_I32, scales->data};
+    return KRAIT_OK;
+  }
+  uint16_t *halves = kr_alloc_array((size_t)(N * want.size[1]), sizeof *halves);
+  float *row = kr_alloc_array((size_t)want.size[1], sizeof *row);
+  int32_t status = halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
+  for (int64_t n = 0; status >= 0 && n < N; n++) {
+    kr_q8_row((const int32_t *)words->data + n * 8 * S, (const uint16_t *)scales->data + n * S, S, row);
+    for (int64_t k = 0; k < want.size[1]; k++) halves[n * want.size[1] + k] = kr_float_to_f16(row[k]);
+  }
+  to->dtype = KRAIT_F16;
+  if (status >= 0) status = to_device(l, halves, (uint64_t)(N * want.size[1]) * sizeof *halves, &to->data);
+  if (status >= 0) status = kr_cuda_wait(l->ctx->cuda, NULL);
+  kr_free(halves), kr_free(row);
+  return status;
+}
+
+/* Whether the file has it quantised, and then takes it: 1; 0: it has not. */
+static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
+  char key[160], scales[168];
+  if (!l->folder || want.n != 2) return 0;
+  snprintf(key, sizeof key, "%s.q8_0", name);
+  snprintf(scales, sizeof scales, "%s.scales", key);
+  const kr_weight *words = kr_model_folder_find(l->folder, key);
+  if (!words) return 0;
+  const int32_t status = take_q8(l, words, kr_model_folder_find(l->folder, scales), want, to);
+  return status < 0 ? status : 1;
+}
+
 /* A layer's tensor; one that is not needed may be missing. */
 static int32_t take(loader *l, int64_t layer, const char *name, int is_needed, shape want, int how, kr_mlm_tensor *to) {
   char key[128];
   snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
   kr_weight made;
+  const int32_t is_quantised = how == AS_STORED ? try_q8(l, key, want, to) : 0;
+  if (is_quantised != 0) return is_quantised < 0 ? is_quantised : KRAIT_OK;
   const kr_weight *item = find_item(l, key, is_needed, want, &made);
   KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", label_of(l), key);
   return item ? take_weight(l, item, want, how, to) : KRAIT_OK;
@@ -179,13 +219,16 @@ static int32_t take_all(loader *l) {
   const kr_weight *embedding = l->folder ? kr_model_folder_find(l->folder, "backbone.embedding.weight") : NULL;
   l->used = w->bytes = 0;
   KR_TRY(take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
-  const int is_tied = !head || (embedding && head->data == embedding->data);
+  const int32_t is_quantised = try_q8(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
+  KR_TRY(is_quantised);
+  const int is_tied = !is_quantised && (!head || (embedding && head->data == embedding->data));
   if (is_tied) w->head = w->embedding;
-  else KR_TRY(take_global(l, "lm_head.weight", NULL, 1, SHAPE(c->V, c->d), &w->head));
+  else if (!is_quantised) KR_TRY(take_global(l, "lm_head.weight", NULL, 1, SHAPE(c->V, c->d), &w->head));
   KR_TRY(take_global(l, "backbone.norm_f.weight", NULL, 1, SHAPE(c->d), &w->norm_f));
   KR_TRY(take_global(l, "backbone.norm_f.bias", NULL, 0, SHAPE(c->d), &w->norm_f_bias));
   for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_layer(l, i, &w->layers[i]));
-  if (!is_tied) w->bytes -= (uint64_t)(c->V * c->d) * krait_dtype_bytes(w->embedding.dtype);
+  if (!is_tied) /* the embedding is only looked up */
+    w->bytes -= (uint64_t)(c->V * c->d) * krait_dtype_bytes(w->embedding.dtype);
   return KRAIT_OK;
 }
 
