@@ -78,7 +78,7 @@ typedef struct krait_lm_timing {
   uint64_t token_bytes; /* of weights, that a token reads */
   double open_s;        /* making the weights */
   double prompt_s;      /* reading the prompt, the best of three */
-  double token_s;       /* a step of the batch with its logits and the choice of the likeliest token, median */
+  double token_s;       /* a step of the batch, with the likeliest tokens on the host, median */
   double step_s;        /* a step without these, of many in a row */
 } krait_lm_timing;
 /* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */

@@ -536,6 +536,17 @@ typedef struct krait_gather_rows_args {
 KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
 KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args, uint64_t *bytes);
 
+/* out[r] = the first m with the largest x[r,m]; NaN never counts, and a row of nothing else gives 0. */
+typedef struct krait_argmax_rows_args {
+  krait_call call;
+  int64_t R, M;
+  krait_view x;         /* (R,M) any float type */
+  krait_view out;       /* (R) int32 */
+} krait_argmax_rows_args;
+
+KRAIT_API int32_t krait_argmax_rows(const krait_ctx *ctx, const krait_argmax_rows_args *args);
+KRAIT_API int32_t krait_argmax_rows_scratch_bytes(const krait_ctx *ctx, const krait_argmax_rows_args *args, uint64_t *bytes);
+
 /* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: weights of 8 bits in blocks of 32 inputs, with a
  * scale each (q8_0). Four weights are a word, the first in its lowest byte, each -128 to 127. CPU contexts only. */
 typedef struct krait_gemm_q8_args {

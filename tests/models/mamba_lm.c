@@ -25,7 +25,7 @@ static kr_weights *open_golden(const char *name) {
 static void open_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mlm **m) {
   char path[1000];
   snprintf(path, sizeof path, "%s/mamba_lm/%s", SHARED_GOLDEN, name);
-  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, m) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, 0, m) < 0) fail_msg("%s: %s", name, krait_error_detail());
 }
 
 static const float *floats(const kr_weights *golden, const char *name) {
@@ -139,11 +139,13 @@ static void greedy_continuations(void **state) {
     const int64_t V = kr_mlm_config_of(m)->V;
     float *got = malloc((size_t)V * sizeof *got);
     WORKS(kr_mlm_read(m, 1, ids, n, 0, got));
+    int32_t best = -1;
     for (int64_t k = 0; k < n_greedy; k++) {
       if (k < 8) assert_close("greedy_logits", got, floats(golden, "golden.greedy_logits") + k * V, V, 1e-5);
       const int32_t id = likeliest(got, V);
+      if (k > 0) assert_int_equal(best, id);
       if (id != greedy[k]) fail_msg("%s: token %lld is %d, recorded is %d", models[i][0], (long long)k, id, greedy[k]);
-      WORKS(kr_mlm_step(m, 1, &(int32_t){1}, &id, got));
+      WORKS(kr_mlm_step(m, 1, &(int32_t){1}, &id, got, &best));
     }
     free(got), free(ids), free(greedy);
     kr_mlm_close(&m);
@@ -172,10 +174,10 @@ static void pieces_and_batches(void **state) {
       assert_close("a piece", got, want + (at + piece - 1) * V, V, 1e-5);
     }
     const int32_t slots[SLOTS - 1] = {3, 0, 1}; /* slot 0 one token ahead of the others */
-    WORKS(kr_mlm_step(m, 1, &slots[1], ids, got));
+    WORKS(kr_mlm_step(m, 1, &slots[1], ids, got, NULL));
     for (int64_t t = 0; t + 1 < n; t++) {
       const int32_t next[SLOTS - 1] = {ids[t], ids[t + 1], ids[t]};
-      WORKS(kr_mlm_step(m, SLOTS - 1, slots, next, got));
+      WORKS(kr_mlm_step(m, SLOTS - 1, slots, next, got, NULL));
       for (int k = 0; k < SLOTS - 1; k++) assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
     }
     free(got), free(ids);
@@ -196,7 +198,7 @@ static void what_is_refused(void **state) {
   assert_int_equal(kr_mlm_read(m, 0, &(int32_t){-1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
   assert_int_equal(kr_mlm_read(m, 1, &(int32_t){1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
   assert_int_equal(kr_mlm_read(m, 0, &(int32_t){1}, 0, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mlm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mlm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
   kr_mlm_close(&m);
   kr_model_folder_close(&folder);
   kr_weights_close(&golden);

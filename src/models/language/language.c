@@ -24,7 +24,6 @@ struct krait_lm {
   kr_mlm *model;
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
-  int64_t n_tokens;    /* that may be drawn */
   float *logits;       /* (n_sessions, V), while a step runs */
   char fingerprint[96]; /* of the weights, for files of states */
 };
@@ -32,6 +31,7 @@ struct krait_lm {
 struct krait_lm_session {
   krait_lm *lm;
   int32_t slot, pending; /* drawn, not read yet; NO_TOKEN */
+  int32_t next;          /* to be drawn, already known; NO_TOKEN: the logits tell */
   float *logits;         /* behind all that was read */
   kr_sampler sampler;
   kr_ids ids;            /* read and drawn */
@@ -68,10 +68,9 @@ static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenize
 static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(open_tokenizer(o, &lm->tokenizer));
-  KR_TRY(kr_mlm_open(ctx, lm->folder, lm->n_sessions, &lm->model));
+  KR_TRY(kr_mlm_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
   const int64_t V = kr_mlm_config_of(lm->model)->V, n = kr_tokenizer_size(lm->tokenizer);
   KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together", o->path, (long long)n, (long long)V);
-  lm->n_tokens = n;
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
   KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
@@ -114,7 +113,7 @@ static int64_t vocabulary(const krait_lm *lm) { return kr_mlm_config_of(lm->mode
 
 static int32_t begin(krait_lm_session *s) {
   s->ids.n = 0;
-  s->pending = NO_TOKEN;
+  s->pending = s->next = NO_TOKEN;
   s->n_text = 0;
   s->is_done = 0;
   s->stream = (kr_utf8_stream){0};
@@ -125,7 +124,7 @@ static int32_t begin(krait_lm_session *s) {
 static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
   KR_CHECK(s->logits, KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->n_tokens));
+  KR_TRY(kr_sampler_open(&s->sampler, sampling, kr_mlm_config_of(s->lm->model)->n_used));
   return begin(s);
 }
 
@@ -204,18 +203,27 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
   return KRAIT_OK;
 }
 
-/* The model reads what was drawn: one run for all sessions that have a pending token. */
-static int32_t read_pending(krait_lm_session *const *sessions, int32_t n) {
+/* Whether the likeliest token is all that sessions ask for: the model finds it where it computes. */
+static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
+  for (int32_t i = 0; i < n; i++)
+    if (!kr_sampler_is_greedy(&sessions[i]->sampler)) return 0;
+  return 1;
+}
+
+/* The model reads what was drawn: one run for all sessions that have a pending token. next: the likeliest tokens are enough. */
+static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int next) {
   krait_lm *lm = sessions[0]->lm;
-  int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], n_pending = 0;
+  int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], best[MOST_SESSIONS], n_pending = 0;
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
   if (!n_pending) return KRAIT_OK;
-  KR_TRY(kr_mlm_step(lm->model, n_pending, slots, ids, lm->logits));
+  KR_TRY(kr_mlm_step(lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
-    memcpy(sessions[i]->logits, lm->logits + k++ * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
+    if (!next) memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
+    sessions[i]->next = next ? best[k] : NO_TOKEN;
     sessions[i]->pending = NO_TOKEN;
+    k++;
   }
   return KRAIT_OK;
 }
@@ -244,10 +252,11 @@ static int32_t show_token(krait_lm_session *s, int32_t id) {
 
 int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n) {
   KR_TRY(check_sessions(sessions, n));
-  KR_TRY(read_pending(sessions, n));
+  KR_TRY(read_pending(sessions, n, are_greedy(sessions, n)));
   for (int32_t i = 0; i < n; i++) {
     krait_lm_session *s = sessions[i];
-    const int32_t id = kr_sampler_draw(&s->sampler, s->logits);
+    const int32_t id = s->next != NO_TOKEN ? s->next : kr_sampler_draw(&s->sampler, s->logits);
+    s->next = NO_TOKEN;
     KR_TRY(kr_ids_add(&s->ids, id));
     kr_sampler_see(&s->sampler, id);
     s->pending = id;
@@ -304,7 +313,7 @@ static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
 int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
-  KR_TRY(read_pending(&s, 1));
+  KR_TRY(read_pending(&s, 1, 0));
   const int64_t most = 3 * kr_mlm_config_of(s->lm->model)->n_layers + 2;
   file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items), .names = kr_alloc_array((size_t)most, sizeof *f.names)};
   int32_t status = f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");

@@ -26,7 +26,7 @@ static int32_t find_sizes(const char *model, kr_mlm_config *c) {
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     if (strcmp(sizes[i].name, model) != 0) continue;
     const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
-    *c = (kr_mlm_config){.mixer = sizes[i].mixer, .d = sizes[i].d, .n_layers = sizes[i].n_layers, .V = is_second ? 50288 : 50280, .Di = 2 * sizes[i].d, .N = is_second ? 128 : 16, .W = 4,
+    *c = (kr_mlm_config){.mixer = sizes[i].mixer, .d = sizes[i].d, .n_layers = sizes[i].n_layers, .V = is_second ? 50288 : 50280, .n_used = 50277, .Di = 2 * sizes[i].d, .N = is_second ? 128 : 16, .W = 4,
                          .eps = 1e-5f, .is_rms = 1, .G = 1, .R = (sizes[i].d + 15) / 16};
     c->H = is_second ? c->Di / 64 : 1;
     c->P = c->Di / c->H;
@@ -67,13 +67,7 @@ static int32_t time_tokens(const work *w, krait_lm_timing *t) {
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
   for (int64_t k = -3; k < w->n_tokens; k++) {
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_mlm_step(w->model, w->B, w->slots, w->ids, w->logits));
-    for (int64_t b = 0; b < w->B; b++) {
-      const float *logits = w->logits + b * w->V;
-      int32_t best = 0;
-      for (int32_t id = 1; id < w->V; id++) best = logits[id] > logits[best] ? id : best;
-      w->ids[b] = best;
-    }
+    KR_TRY(kr_mlm_step(w->model, w->B, w->slots, w->ids, NULL, w->ids));
     if (k >= 0) w->times[k] = seconds_since(start);
   }
   qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare);

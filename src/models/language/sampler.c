@@ -91,6 +91,11 @@ static int64_t drop_unlikely(kr_candidate *c, int64_t n, float least) {
   return kept;
 }
 
+int kr_sampler_is_greedy(const kr_sampler *s) {
+  const krait_lm_sampling *r = &s->rules;
+  return (r->temperature == 0 || r->top_k == 1) && (r->repetition_penalty == 0 || r->repetition_penalty == 1);
+}
+
 int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
   const krait_lm_sampling *r = &s->rules;
   kr_candidate *c = s->room;

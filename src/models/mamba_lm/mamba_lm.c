@@ -141,11 +141,12 @@ static int32_t get_key_room(kr_mlm *m, int64_t n) {
   return fill_turns(m);
 }
 
-int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, kr_mlm **model) {
+int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens, kr_mlm **model) {
   kr_mlm *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->ctx = ctx, m->n_slots = n_slots;
   int32_t status = kr_mlm_config_read(folder, &m->config);
+  if (n_tokens > 0 && n_tokens < m->config.n_used) m->config.n_used = n_tokens;
   if (status >= 0) status = kr_mlm_weights_read(ctx, folder, &m->config, &m->weights);
   if (status >= 0) status = get_states(m);
   if (status < 0) kr_mlm_close(model);
@@ -198,7 +199,7 @@ static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph)
   return kr_mlm_graph_open(m->ctx, &m->config, &m->weights, run, m->n_slots, m->room, oldest);
 }
 
-enum { IDS_BYTES = 4 * PIECE, N_LISTS = 3 }; /* ids, slots, lengths; then logits */
+enum { IDS_BYTES = 4 * PIECE, N_LISTS = 4 }; /* ids, slots, lengths, best; then logits */
 
 /* Room for what goes in and comes out. */
 static int32_t get_room(kr_mlm *m, uint64_t floats) {
@@ -222,6 +223,7 @@ static int32_t bind(kr_mlm *m, const kr_mlm_graph *g, int64_t slot) {
   for (int64_t i = 0; i < m->config.n_layers; i++) KR_TRY(bind_layer(m, g, i, slot));
   KR_TRY(kr_runner_bind(g->runner, g->ids, m->device));
   if (g->slots) KR_TRY(kr_runner_bind(g->runner, g->slots, m->device + IDS_BYTES));
+  if (g->best) KR_TRY(kr_runner_bind(g->runner, g->best, m->device + 3 * IDS_BYTES));
   if (g->lengths) KR_TRY(kr_runner_bind(g->runner, g->lengths, m->device + 2 * IDS_BYTES));
   if (g->cos) KR_TRY(kr_runner_bind(g->runner, g->cos, m->turns));
   if (g->sin) KR_TRY(kr_runner_bind(g->runner, g->sin, m->turns + m->room * m->config.attention.R));
@@ -246,7 +248,7 @@ static int32_t get_all_room(kr_mlm *m, const kr_mlm_run *run, int64_t slot, cons
   return get_room(m, floats);
 }
 
-static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, const int32_t *ids, float *logits) {
+static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
   const uint64_t rows = (uint64_t)(run->is_step ? run->B : run->all ? run->L : 1), floats = rows * (uint64_t)m->config.V;
   kr_mlm_graph *g;
   for (int64_t i = 0; i < run->B * run->L; i++) KR_CHECK(ids[i] >= 0 && ids[i] < m->config.V, KRAIT_ERR_ARGUMENT, "token %d is not one of the model's %lld", ids[i], (long long)m->config.V);
@@ -258,6 +260,7 @@ static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t
   KR_TRY(put_lists(m, run, slot, slots));
   KR_TRY(kr_runner_run(g->runner, NULL));
   for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
+  if (best) KR_TRY(get(m, best, m->device + 3 * IDS_BYTES, (size_t)run->B * sizeof *best));
   return logits ? get(m, logits, m->device + N_LISTS * IDS_BYTES, (size_t)floats * sizeof(float)) : KRAIT_OK;
 }
 
@@ -288,15 +291,15 @@ int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int 
   KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < most ? n - at : most;
-    KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at, all ? logits + at * m->config.V : at + L == n ? logits : NULL));
+    KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at, all ? logits + at * m->config.V : at + L == n ? logits : NULL, NULL));
   }
   return KRAIT_OK;
 }
 
-int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits) {
+int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
   KR_CHECK(B >= 1 && B <= PIECE, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B, PIECE);
   for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
-  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits);
+  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits, best);
 }
 
 int32_t kr_mlm_step_again(kr_mlm *m) {

@@ -26,7 +26,7 @@ typedef struct kr_mlm_config {
   int64_t H, P, G;                /* Mamba-2: heads, their size, groups */
   float eps, dt_eps;              /* of the norms; of FalconMamba's norms of dt, B and C, 0: there are none */
   int32_t is_rms;
-  int64_t n_used;                 /* tokens that the model was trained on: vocab_size before padding, or V */
+  int64_t n_used;                 /* tokens that may be drawn: vocab_size before padding, or fewer where the tokenizer has no more */
   int64_t eos[8];
   int32_t n_eos;
   kr_mlm_attention attention;
@@ -71,7 +71,8 @@ void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *weights);
 
 /* ---- runs: a model has places for the states of n_slots sequences ---- */
 typedef struct kr_mlm kr_mlm;
-int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, kr_mlm **model);
+/* n_tokens: of the tokenizer, 0: not known. */
+int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens, kr_mlm **model);
 int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots, kr_mlm **model);
 void kr_mlm_close(kr_mlm **model);
 const kr_mlm_config *kr_mlm_config_of(const kr_mlm *model);
@@ -80,8 +81,8 @@ uint64_t kr_mlm_bytes(const kr_mlm *model); /* of weights that a token reads */
 int32_t kr_mlm_reset(kr_mlm *model, int64_t slot);
 /* Reads n >= 1 tokens into a slot's states. logits: of the last token (V), or with all of every one (n,V); may be NULL. */
 int32_t kr_mlm_read(kr_mlm *model, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits);
-/* One token each for B different slots; logits (B,V). */
-int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits);
+/* One token each for B different slots; logits (B,V) and best (B), the likeliest of the tokens that the model was trained on, may be NULL. */
+int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best);
 /* A step as the one before, whose logits stay where they are: for timing. */
 int32_t kr_mlm_step_again(kr_mlm *model);
 int32_t kr_mlm_wait(const kr_mlm *model);
@@ -101,7 +102,7 @@ typedef struct kr_mlm_graph {
   kr_mlm_run run;
   kr_graph *g;
   kr_runner *runner;
-  kr_tensor ids, slots, logits; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32 */
+  kr_tensor ids, slots, logits, best; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32; (B) int32, of steps */
   kr_tensor *conv, *ssm;      /* states of each layer; 0: it has none */
   kr_tensor *keys, *values;   /* of layers of attention */
   kr_tensor lengths, cos, sin; /* (B) int32: tokens that came before; (room, R) */

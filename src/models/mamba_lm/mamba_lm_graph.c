@@ -253,6 +253,9 @@ static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t
   const kr_tensor last_x = add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
   to->logits = kr_graph_output(b->g, "logits", KRAIT_F32, KR_DIMS(b->R, c->V));
   project_into(b, "head", last_x, &w->head, c->V, c->d, 0, to->logits);
+  if (!to->run.is_step) return;
+  to->best = kr_graph_output(b->g, "best", KRAIT_I32, KR_DIMS(b->R));
+  kr_graph_call(b->g, "best", &kr_op_argmax_rows, &(krait_argmax_rows_args){.x = view(b, kr_graph_slice(b->g, to->logits, 1, 0, c->n_used)), .out = view(b, to->best)});
 }
 
 int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, int64_t room, kr_mlm_graph *to) {

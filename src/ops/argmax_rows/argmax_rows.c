@@ -1,0 +1,22 @@
+/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c, which serves CPUs as well: it is bound by memory. Exact. */
+#include "op_list.h"
+#include "status.h"
+#include "view.h"
+
+static int32_t check_rules(const void *args) {
+  const krait_argmax_rows_args *a = args;
+  KR_CHECK(a->M <= INT32_MAX, KRAIT_ERR_SHAPE, "argmax_rows: M is %lld, more than an int32 counts", (long long)a->M);
+  return KRAIT_OK;
+}
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_argmax_rows_args *a = args;
+  cost->bytes = (double)a->R * ((double)a->M * (double)krait_dtype_bytes(a->x.dtype) + 4);
+}
+
+static const kr_row rows[] = {
+    KR_CUDA_ROWS(argmax_rows)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_argmax_rows_ref, NULL},
+};
+
+KR_OP_DEFINE(argmax_rows, rows, check_rules, count_cost, kr_argmax_rows_case, 300)

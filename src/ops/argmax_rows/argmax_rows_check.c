@@ -1,0 +1,10 @@
+/* argmax_rows_check.c: random calls: rows around a block's threads; with float16 the largest value often stands several times. */
+#include "check.h"
+#include "op_list.h"
+
+int32_t kr_argmax_rows_case(kr_case *c, int64_t index) {
+  krait_argmax_rows_args *a = (krait_argmax_rows_args *)c->args;
+  a->R = kr_case_edge(c, 20), a->M = kr_case_edge(c, index % 4 == 0 ? 2100 : 130);
+  c->dtype = kr_case_activation_dtype(c);
+  return KRAIT_OK;
+}
