@@ -284,6 +284,8 @@ def refused():
 
 def little_memory():
     """A prompt and weights that do not fit: one line, no crash."""
+    if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
+        return  # AddressSanitizer wants terabytes of addresses for itself
     long = here / "long.txt"
     long.write_bytes(b"the rain in the north and a " * 1000000)
     limit = f"ulimit -v 120000; exec {KRAIT} generate {here / 'whole'} - --threads 1 -n 1 < {long}"
