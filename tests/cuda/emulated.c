@@ -1,4 +1,4 @@
-/* emulated.c: the kernels of the base tier, and those that only the ampere tier launches, on the host, through the real context,
+/* emulated.c: the kernels of the base tier, those that only the ampere tier launches, and attention's of the hopper tier, on the host, through the real context,
  * launch code and plans, against the reference: under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between the elements of a
  * tensor are poisoned, so that a stray read is found too. Then the harness itself: planted faults must be found, and so
  * must barriers taken out of the real kernels. Usage: emulated LIBRARY OP, or emulated LIBRARY planted. */
