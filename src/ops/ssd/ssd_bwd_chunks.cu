@@ -9,6 +9,7 @@
  * kr_ssd_bwd_finish     gradients of step sizes from what the tokens' sums pass over
  * kr_ssd_bwd_gate       dy and dz from y before the gate
  * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
+ * Of more than 128 states a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up.
  * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu. */
 #include "ssd_mma.cuh"
 
@@ -288,10 +289,13 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
         dx_low = kr_fma(skip.v[0], kr_unpack(own, 0, KR_DTYPE), dx_low), dx_high = kr_fma(skip.v[1], kr_unpack(own, 1, KR_DTYPE), dx_high);
       }
       const int left = f.P - at.p0 - (8 * chunk + 2 * me.q);
+      if (p.part && writes && left > 0) {
+        const uint32_t before = left > 1 ? *(const uint32_t *)(to + 8 * j) : to[8 * j];
+        dx_low += kr_unpack(before, 0, KR_DTYPE), dx_high += kr_unpack(before, 1, KR_DTYPE);
+      }
       const uint32_t dx = padding ? 0 : pack(dx_low, dx_high);
-      if (!writes || left <= 0) continue;
-      if (left > 1) *(uint32_t *)(to + 8 * j) = dx;
-      else to[8 * j] = (uint16_t)dx;
+      if (writes && left > 1) *(uint32_t *)(to + 8 * j) = dx;
+      if (writes && left == 1) to[8 * j] = (uint16_t)dx;
     }
     inputs = add_row(inputs), from_after = add_row(from_after);
     if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = d * from_after;
@@ -335,7 +339,7 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
   if (kr_thread() < Q) {
     kr_float4 v = {{sums.before[0][t] + sums.before[1][t], others.after[0][t] + others.after[1][t], others.inputs[0][t] + others.inputs[1][t],
                     (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t]) - (sums.given[0][t] + sums.given[1][t])}};
-    if (at.block)
+    if (at.block || p.part)
       for (int k = 0; k < 4; k++) v.v[k] += to.of[t].v[k];
     to.of[t] = v;
   } else if (kr_thread() < 2 * Q && p.dD.data && c < p.f.P) {
@@ -344,7 +348,7 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
     for (int w = 0; w < THREADS / 32; w++) sum += others.dD[w][t];
     p.parts[(((int64_t)at.b * p.n_chunks + at.chunk) * p.f.H + at.h) * (p.f.P + 2) + c] = sum;
   } else if (kr_thread() == 2 * Q) {
-    float sum = at.block ? to.through : 0.0f;
+    float sum = at.block || p.part ? to.through : 0.0f;
 #pragma unroll
     for (int w = 0; w < THREADS / 32; w++) sum += sums.through[w];
     to.through = sum;

@@ -139,7 +139,7 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
   if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
   if (a->x.dtype == KRAIT_F32) return "float32";
-  if (a->N > 128) return "N above 128";
+  if (kr_has(&a->z) && a->N > 256) return "N above 256 with z";
   if (a->dt_min < 0) return "a negative dt_min";
   if (is_both(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
@@ -201,22 +201,42 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
   return p;
 }
 
+/* 128 states from 128 part on. */
+static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
+  kr_ssd_bwd_plan p = *whole;
+  const int64_t first = 128 * part;
+  kr_ssd_tensor *const tensors[] = {&p.f.Bmat, &p.f.Cmat, &p.dB, &p.dC, &p.sum_B, &p.sum_C, &p.f.initial, &p.dfinal, &p.dinitial};
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
+  p.f.N = whole->f.N - first < 128 ? (int32_t)(whole->f.N - first) : 128;
+  p.part = part;
+  if (part) p.f.D.data = NULL;
+  return p;
+}
+
+static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  const int wide = a->N > 64, dtype = a->x.dtype;
+  const uint32_t batch = (uint32_t)a->B;
+  const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
+  const kr_grid inner = {.x = (uint32_t)p->n_chunks, .y = (uint32_t)(a->G * p->n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p->n_stages), .stream = a->call.stream};
+  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, p, sizeof *p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, p, sizeof *p));
+  return p->n_splits > 1 ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, p, sizeof *p) : KRAIT_OK;
+}
+
 int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
   const chunks_layout l = lay_out_chunks(ctx, a);
-  const int wide = a->N > 64, dtype = a->x.dtype;
   kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
-  const uint32_t batch = (uint32_t)a->B;
-  const kr_grid states = {.x = (uint32_t)(a->H * p.f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
-  const kr_grid inner = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)(a->G * p.n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p.n_stages), .stream = a->call.stream};
-  const kr_grid sum = {.x = p.n_splits > 1 ? (uint32_t)((a->L * a->G * a->N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS) : 0, .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
-  const kr_grid finish = {.x = (uint32_t)((p.n_chunks + 3) / 4), .y = (uint32_t)a->H, .z = batch, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  for (int part = 0; part * 128 < a->N; part++) {
+    const kr_ssd_bwd_plan some = part_of(&p, part);
+    KR_TRY(run_part(ctx, a, &some));
+  }
+  const kr_grid finish = {.x = (uint32_t)((p.n_chunks + 3) / 4), .y = (uint32_t)a->H, .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, &p, sizeof p));
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, &p, sizeof p));
-  if (sum.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, &p, sizeof p));
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[dtype], &finish, &p, sizeof p));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }

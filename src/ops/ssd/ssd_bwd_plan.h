@@ -24,6 +24,7 @@ typedef struct kr_ssd_bwd_plan {
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is what the gate leaves of it */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
   int32_t n_splits;                        /* blocks that share a group's heads; sum_B and sum_C then hold (n_splits,B,L,G,N) */
+  int32_t part;                            /* of more states than a kernel takes: which; from 1 on dx and tokens are added to */
   int32_t n_chunks, adds, keeps;           /* adds: to what the other direction left; keeps: leaves it to the other */
 } kr_ssd_bwd_plan;
 

@@ -141,32 +141,33 @@ KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned
 /* Two elements that lie side by side; the second may not exist. */
 KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(const uint32_t *)from : from[0]; }
 
-/* (Y + D x) silu(z) to out. */
+/* (Y + D x) silu(z) to out. WHOLE: all tokens and channels of the chunk are there, there is no gate and no padding. */
+template <int WHOLE>
 KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4], const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
   const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = me.row + 8 * half;
     const int64_t t = t0 + row;
-    const int padding = p.seq_idx && steps.segment[row] < 0;
+    const int padding = !WHOLE && p.seq_idx && steps.segment[row] < 0;
     uint16_t *const to = (uint16_t *)p.out.data + at.b * p.out.b + t * p.out.t + at.h * p.out.h + at.p0 + c0;
     const uint16_t *const z = (const uint16_t *)p.z.data + at.b * p.z.b + t * p.z.t + at.h * p.z.h + at.p0 + c0;
-    if (t >= at.end) continue;
+    if (!WHOLE && t >= at.end) continue;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       float low = y[j][2 * half], high = y[j][2 * half + 1];
-      if (8 * j >= left) continue;
+      if (!WHOLE && 8 * j >= left) continue;
       if (p.D.data) {
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low), high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
       }
-      if (p.z.data) {
+      if (!WHOLE && p.z.data) {
         const uint32_t two = load_pair(z + 8 * j, 8 * j + 1 < left);
         low *= kr_silu(kr_unpack(two, 0, KR_DTYPE)), high *= kr_silu(kr_unpack(two, 1, KR_DTYPE));
       }
       const uint32_t two = padding ? 0 : pack(low, high);
-      if (8 * j + 1 < left) *(uint32_t *)(to + 8 * j) = two;
+      if (WHOLE || 8 * j + 1 < left) *(uint32_t *)(to + 8 * j) = two;
       else to[8 * j] = (uint16_t)two;
     }
   }
@@ -182,6 +183,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   float *const D = (float *)(steps + 2); /* [channel] */
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
+  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
   copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);
@@ -203,7 +205,8 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       float y[4][4];
       output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
       output_within<N>(y, me, C, x);
-      write_output(p, at, me, y, x, D, now, t0);
+      if (whole && t0 + Q <= at.end) write_output<1>(p, at, me, y, x, D, now, t0);
+      else write_output<0>(p, at, me, y, x, D, now, t0);
     }
     spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
     if (ONLY_ENDS) {
