@@ -61,7 +61,7 @@ def check_gradients(out, wanted, inputs, twins, bound=1e-5):
     dout = torch.randn_like(out)
     got = torch.autograd.grad(out, inputs, dout)
     for name, g, w in zip("qkvs", got, torch.autograd.grad(wanted, twins, dout.to(wanted.dtype))):
-        assert refs.relative(g, w) < bound or (w.norm() < 1e-12 and g.norm() < 1e-4), name  # of one key, dP - delta is rounding
+        assert refs.relative(g, w) < bound or (w.norm() < 1e-12 and g.norm() < 1e-5 * g.numel() ** 0.5), name  # one key: dP - delta is what rounding leaves
 
 
 # ---- golden files -----------------------------------------------------------------------------------------------------
