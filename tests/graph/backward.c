@@ -249,6 +249,79 @@ static void faults_are_named(void **state) {
   expect(&g, KRAIT_ERR_SHAPE, "graph: the gradient of x (1,3,5) cannot be d (1,5,3)");
 }
 
+/* ---- attention, which reads what it has written, and rotary embedding ---- */
+
+enum { TOKENS = 7, HEADS = 2, HEAD = 4, ALL = TOKENS * HEADS * HEAD };
+
+static krait_view heads_of(float *data) { return (krait_view){.data = data, .stride = {ALL, HEADS * HEAD, HEAD, 1}, .dtype = KRAIT_F32}; }
+static krait_view angles_of(float *data) { return (krait_view){.data = data, .stride = {HEAD / 2, 1}, .dtype = KRAIT_F32}; }
+
+static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
+  krait_call *call = args;
+  call->size = op->args_bytes;
+  assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &call->scratch_bytes), KRAIT_OK);
+  call->scratch = malloc(call->scratch_bytes + 1);
+  assert_int_equal(kr_op_run(op, ctx, args), KRAIT_OK);
+  free(call->scratch);
+}
+
+/* dx by calls alone: out = attention of the turned x with itself and with x as values. */
+static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float *dout, float *dx) {
+  float turned[ALL], out[ALL], lse[HEADS * TOKENS], dq[ALL], dk[ALL], dv[ALL];
+  const krait_view lse_view = {.data = lse, .stride = {0, TOKENS, 1}, .dtype = KRAIT_F32};
+  krait_rotary_args turn = {.B = 1, .L = TOKENS, .H = HEADS, .D = HEAD, .R = HEAD / 2, .T = TOKENS, .x = heads_of(x), .cos = angles_of(c), .sin = angles_of(s), .out = heads_of(turned)};
+  krait_attention_args a = {.call.flags = KRAIT_ATTENTION_CAUSAL, .B = 1, .Bk = 1, .Lq = TOKENS, .Lk = TOKENS, .H = HEADS, .Hk = HEADS, .D = HEAD, .Dv = HEAD,
+                            .q = heads_of(turned), .k = heads_of(turned), .v = heads_of(x), .out = heads_of(out), .lse = lse_view};
+  krait_attention_bwd_args b = {.call.flags = KRAIT_ATTENTION_CAUSAL, .B = 1, .Bk = 1, .Lq = TOKENS, .Lk = TOKENS, .H = HEADS, .Hk = HEADS, .D = HEAD, .Dv = HEAD, .q = heads_of(turned),
+                                .k = heads_of(turned), .v = heads_of(x), .out = heads_of(out), .lse = lse_view, .dout = heads_of(dout), .dq = heads_of(dq), .dk = heads_of(dk), .dv = heads_of(dv)};
+  run_directly(&kr_op_rotary, ctx, &turn);
+  run_directly(&kr_op_attention, ctx, &a);
+  run_directly(&kr_op_attention_bwd, ctx, &b);
+  for (int i = 0; i < ALL; i++) dq[i] += dk[i];
+  turn.x = heads_of(dq), turn.out = heads_of(dx), turn.call.flags = KRAIT_ROTARY_INVERSE;
+  run_directly(&kr_op_rotary, ctx, &turn);
+  for (int i = 0; i < ALL; i++) dx[i] += dv[i];
+}
+
+static kr_tensor record_attention(kr_graph *g, kr_tensor x, kr_tensor c, kr_tensor s, int with_lse) {
+  const kr_tensor turned = kr_graph_call(g, "turn", &kr_op_rotary, &(krait_rotary_args){.x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_ask()});
+  return kr_graph_call(g, "attend", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .q = kr_graph_view(g, turned), .k = kr_graph_view(g, turned),
+                       .v = kr_graph_view(g, x), .out = kr_graph_ask(), .lse = with_lse ? kr_graph_ask() : (krait_view){0}});
+}
+
+static void attention_has_its_gradient(void **state) {
+  float x[ALL], dout[ALL], c[TOKENS * HEAD / 2], s[TOKENS * HEAD / 2], want[ALL], got[ALL] = {0};
+  kr_graph *g = NULL;
+  kr_runner *r = NULL;
+  krait_ctx *ctx = open_ctx();
+  (void)state;
+  random_state = 3;
+  for (int i = 0; i < ALL; i++) x[i] = (float)draw(), dout[i] = (float)draw();
+  for (int i = 0; i < TOKENS * HEAD / 2; i++) c[i] = cosf((float)i), s[i] = sinf((float)i);
+  expect_by_calls(ctx, x, c, s, dout, want);
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  const kr_dims dims = KR_DIMS(1, TOKENS, HEADS, HEAD), angles = KR_DIMS(TOKENS, HEAD / 2);
+  kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims), tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
+  const kr_tensor y = record_attention(g, in, tc, ts, 1);
+  kr_gradient wanted = {in, kr_graph_output(g, "dx", KRAIT_F32, dims)};
+  if (kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
+  assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
+  kr_runner_bind(r, in, x), kr_runner_bind(r, d, dout), kr_runner_bind(r, tc, c), kr_runner_bind(r, ts, s), kr_runner_bind(r, wanted.at, got);
+  assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+  for (int i = 0; i < ALL; i++)
+    if (!(fabsf(got[i] - want[i]) <= 1e-5f)) fail_msg("dx[%d] is %g, by calls %g", i, (double)got[i], (double)want[i]);
+  kr_runner_close(&r);
+  kr_graph_close(&g);
+  krait_ctx_close(&ctx);
+
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims), tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
+  wanted = (kr_gradient){in, 0};
+  kr_graph_backward(g, &(kr_gradient){record_attention(g, in, tc, ts, 0), d}, 1, &wanted, 1);
+  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads its lse: ask for it");
+}
+
 /* ---- rewrites ---- */
 
 static double distance(const result *a, const result *b, const model *m) {
@@ -324,6 +397,6 @@ static void a_norm_adds(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit), cmocka_unit_test(what_is_frozen_costs_nothing),
-                                     cmocka_unit_test(faults_are_named), cmocka_unit_test(rewrites_change_nothing), cmocka_unit_test(a_norm_adds)};
+                                     cmocka_unit_test(faults_are_named), cmocka_unit_test(rewrites_change_nothing), cmocka_unit_test(a_norm_adds), cmocka_unit_test(attention_has_its_gradient)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

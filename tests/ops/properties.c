@@ -72,9 +72,31 @@ static void eight_threads_share_a_context(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* 8 heads of 128 features in bfloat16: all tensors and the scratch of both directions. */
+static double attention_bytes(krait_ctx *ctx, int64_t L) {
+  static float some[1];
+  const krait_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16}, lse = {.data = some, .stride = {L * 8, L, 1}, .dtype = KRAIT_F32};
+  const krait_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Bk = 1, .Lq = L, .Lk = L, .H = 8, .Hk = 8, .D = 128, .Dv = 128, .q = view, .k = view, .v = view, .out = view, .lse = lse};
+  const krait_attention_bwd_args b = {.call = {.size = sizeof b, .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Bk = 1, .Lq = L, .Lk = L, .H = 8, .Hk = 8, .D = 128, .Dv = 128, .q = view, .k = view, .v = view,
+                                      .out = view, .lse = lse, .dout = view, .dq = view, .dk = view, .dv = view};
+  uint64_t forward, backward;
+  assert_int_equal(krait_attention_scratch_bytes(ctx, &a, &forward), KRAIT_OK);
+  assert_int_equal(krait_attention_bwd_scratch_bytes(ctx, &b, &backward), KRAIT_OK);
+  return 8.0 * 2 * 1024 * (double)L + 4.0 * 8 * (double)L + (double)(forward > backward ? forward : backward);
+}
+
+static void attention_needs_memory_by_tokens(void **state) {
+  (void)state;
+  krait_ctx *ctx = open_ctx(2);
+  const double most = 6.0 * (1 << 30), bytes = attention_bytes(ctx, 131072);
+  if (bytes > most) fail_msg("128 K tokens take %.2f GiB", bytes / (1 << 30));
+  if (bytes > 2.01 * attention_bytes(ctx, 65536)) fail_msg("twice the tokens take more than twice the memory");
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest threaded[] = {cmocka_unit_test(eight_threads_share_a_context)};
   if (argc > 1 && strcmp(argv[1], "threads") == 0) return cmocka_run_group_tests(threaded, NULL, NULL);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_threads)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_threads), cmocka_unit_test(attention_needs_memory_by_tokens)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

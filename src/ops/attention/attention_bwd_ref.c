@@ -1,6 +1,7 @@
-/* attention_bwd_ref.c: the gradient of attention, written to be read. With P_ij = exp(s_ij - lse_i), m = keep / (1 - dropout), delta_i = dout_i . out_i:
- *   dv_j = sum_i P m dout_i;  dP = m dout_i . v_j;  dS = P (dP - delta_i + dlse_i), times softcap's slope
- *   dq_i = scale sum_j dS k_j;  dk_j = scale sum_i dS q_i;  dsink = sum_i exp(sink - lse_i) (dlse_i - delta_i). Double accumulation. */
+/* attention_bwd_ref.c: the gradient of attention, written to be read. With P_ij = exp(s_ij - lse_i), m = keep / (1 -
+ * dropout), delta_i = dout_i . out_i: dv_j = sum_i P m dout_i;  dP = m dout_i . v_j;  dS = P (dP - delta_i + dlse_i),
+ * times softcap's slope dq_i = scale sum_j dS k_j;  dk_j = scale sum_i dS q_i;  dsink = sum_i exp(sink - lse_i) (dlse_i
+ * - delta_i). Double accumulation. */
 #include <string.h>
 
 #include "attention_ref.h"
@@ -12,18 +13,25 @@ typedef struct sums {
   double *dk, *dv; /* (nk,D), (nk,Dv) of one key head */
 } sums;
 
-static double lse_of(const krait_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h, int64_t i) { return kr_get(&a->lse, kr_attention_lse(s, &a->lse, h, i)); }
+static double lse_of(const krait_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h, int64_t i) {
+  return kr_get(&a->lse, kr_attention_lse(s, &a->lse, h, i));
+}
 
 /* Returns what the query leaves of dsinks. */
-static double run_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in, const kr_attention_sequence *s, const sums *to, int64_t h, int64_t i) {
+static double run_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in,
+                        const kr_attention_sequence *s, const sums *to, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i), g = h / (a->H / a->Hk);
-  const int64_t dout = kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2], out = kr_attention_query(s, &a->out, i) + h * a->out.stride[2];
-  const int64_t q = kr_attention_query(s, &a->q, i) + h * a->q.stride[2], dq_at = kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2];
+  const int64_t dout = kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2],
+                out = kr_attention_query(s, &a->out, i) + h * a->out.stride[2];
+  const int64_t q = kr_attention_query(s, &a->q, i) + h * a->q.stride[2],
+                dq_at = kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2];
   double dq[KR_ATTENTION_MOST_D] = {0}, delta = 0, slope;
   if (end <= first) return 0;
-  const double lse = lse_of(a, s, h, i), dlse = kr_has(&a->dlse) && isfinite(lse) ? kr_get(&a->dlse, kr_attention_lse(s, &a->dlse, h, i)) : 0;
-  for (int64_t d = 0; d < a->Dv; d++) delta += kr_get(&a->dout, dout + d * a->dout.stride[3]) * kr_get(&a->out, out + d * a->out.stride[3]);
+  const double lse = lse_of(a, s, h, i),
+               dlse = kr_has(&a->dlse) && isfinite(lse) ? kr_get(&a->dlse, kr_attention_lse(s, &a->dlse, h, i)) : 0;
+  for (int64_t d = 0; d < a->Dv; d++)
+    delta += kr_get(&a->dout, dout + d * a->dout.stride[3]) * kr_get(&a->out, out + d * a->out.stride[3]);
   for (int64_t j = first; j < end; j++) {
     const double p = exp(attention_score(in, s, h, i, j, &slope) - lse), m = attention_keep(in, &dropout, s, h, i, j);
     const int64_t k = kr_attention_key(in, s, &a->k, j) + g * a->k.stride[2];
@@ -43,9 +51,11 @@ static double run_query(const krait_attention_bwd_args *a, const kr_attention_in
   return kr_has(in->sinks) ? exp(kr_get(in->sinks, kr_at1(in->sinks, h)) - lse) * (dlse - delta) : 0;
 }
 
-static void put_keys(const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t D, const double *sum) {
+static void put_keys(const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g,
+                     int64_t D, const double *sum) {
   for (int64_t j = 0; kr_has(view) && j < s->nk; j++)
-    for (int64_t d = 0; d < D; d++) kr_put(view, kr_attention_key(in, s, view, j) + g * view->stride[2] + d * view->stride[3], sum[j * D + d]);
+    for (int64_t d = 0; d < D; d++)
+      kr_put(view, kr_attention_key(in, s, view, j) + g * view->stride[2] + d * view->stride[3], sum[j * D + d]);
 }
 
 static void put_zeros(const krait_view *view, int64_t rows, int64_t tokens, int64_t heads, int64_t D) {

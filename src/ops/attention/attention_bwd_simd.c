@@ -1,14 +1,19 @@
-/* attention_bwd_simd.c: attention's gradient in blocks of keys by blocks of queries, with P computed again from lse. An item is a chunk of a key head's
- * keys: it walks its blocks, and for each the queries of all heads that read it, so that dk and dv are summed in one order and stay in the cache; dq is
- * summed apart for each chunk and the chunks are added at the end. How keys are cut depends on the sizes alone.
- * Before that, for each query: delta = dout . out - dlse, and what sinks and unused places get. */
+/* attention_bwd_simd.c: attention's gradient in blocks of keys by blocks of queries, with P computed again from lse. An
+ * item is a chunk of a key head's keys: it walks its blocks, and for each the queries of all heads that read it, so
+ * that dk and dv are summed in one order and stay in the cache; dq is summed apart for each chunk and the chunks are
+ * added at the end. How keys are cut depends on the sizes alone. Before that, for each query: delta = dout . out -
+ * dlse, and what sinks and unused places get. */
 #include <math.h>
 
 #include "attention_tiles.h"
 #include "op_list.h"
 #include "status.h"
 
-enum { QUERIES = 96, ITEMS = 8, LEAST_CHUNK = 4 * KEYS }; /* of a block: a multiple of every MR and of 16; items wanted; keys of a chunk */
+enum {
+  QUERIES = 96,
+  ITEMS = 8,
+  LEAST_CHUNK = 4 * KEYS
+}; /* of a block: a multiple of every MR and of 16; items wanted; keys of a chunk */
 
 typedef struct work {
   const krait_attention_bwd_args *a;
@@ -21,8 +26,12 @@ typedef struct work {
 } work;
 
 /* dq of a chunk outlives its item only if there are more to be added. */
-static int64_t n_dq(const work *w, int n_threads) { return w->n_chunks > 1 ? w->a->B * w->a->Hk * w->n_chunks : n_threads; }
-static int64_t rows_of(const krait_attention_bwd_args *a) { return (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq; }
+static int64_t n_dq(const work *w, int n_threads) {
+  return w->n_chunks > 1 ? w->a->B * w->a->Hk * w->n_chunks : n_threads;
+}
+static int64_t rows_of(const krait_attention_bwd_args *a) {
+  return (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq;
+}
 
 static work plan(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   work w = {.a = a, .in = kr_attention_bwd_inputs_of(a), .D = attention_padded(a->D), .Dv = attention_padded(a->Dv)};
@@ -43,14 +52,19 @@ static work plan(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
 uint64_t KR_FN(kr_attention_bwd_scratch)(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
   const work w = plan(ctx, a);
-  const int64_t floats = n_dq(&w, krait_ctx_n_threads(ctx)) * (a->H / a->Hk) * w.head_floats + krait_ctx_n_threads(ctx) * w.thread_floats + (rows_of(a) + 15) / 16 * 16;
+  const int64_t floats = n_dq(&w, krait_ctx_n_threads(ctx)) * (a->H / a->Hk) * w.head_floats +
+                         krait_ctx_n_threads(ctx) * w.thread_floats + (rows_of(a) + 15) / 16 * 16;
   return (uint64_t)floats * sizeof(float) + (uint64_t)((a->B * a->H + 7) / 8 * 8) * sizeof(double);
 }
 
 /* ---- each query by itself ---- */
 
-static int64_t delta_at(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) { return (s->q_row * w->a->H + h) * w->a->Lq + s->q_first + i; }
-static float lse_of(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) { return ((const float *)w->a->lse.data)[kr_attention_lse(s, &w->a->lse, h, i)]; }
+static int64_t delta_at(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
+  return (s->q_row * w->a->H + h) * w->a->Lq + s->q_first + i;
+}
+static float lse_of(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
+  return ((const float *)w->a->lse.data)[kr_attention_lse(s, &w->a->lse, h, i)];
+}
 
 static void store_zeros(const krait_view *view, int64_t at, int64_t n) {
   static const float zeros[ROW_FLOATS] = {0};
@@ -69,10 +83,12 @@ static float dot_rows(const krait_attention_bwd_args *a, int64_t dout, int64_t o
 static void begin_query(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i, double *dsink) {
   const krait_attention_bwd_args *a = w->a;
   const float lse = lse_of(w, s, h, i);
-  float delta = dot_rows(a, kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2], kr_attention_query(s, &a->out, i) + h * a->out.stride[2]);
+  float delta = dot_rows(a, kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2],
+                         kr_attention_query(s, &a->out, i) + h * a->out.stride[2]);
   if (kr_has(&a->dlse) && isfinite(lse)) delta -= ((const float *)a->dlse.data)[kr_attention_lse(s, &a->dlse, h, i)];
   w->delta[delta_at(w, s, h, i)] = delta;
-  if (kr_has(&a->dsinks) && isfinite(lse)) *dsink -= (double)(expf(kr_scalar_load(a->sinks.data, kr_at1(&a->sinks, h), a->sinks.dtype) - lse) * delta);
+  if (kr_has(&a->dsinks) && isfinite(lse))
+    *dsink -= (double)(expf(kr_scalar_load(a->sinks.data, kr_at1(&a->sinks, h), a->sinks.dtype) - lse) * delta);
 }
 
 static void begin_heads(void *user, int64_t begin, int64_t end, int worker) {
@@ -85,7 +101,8 @@ static void begin_heads(void *user, int64_t begin, int64_t end, int worker) {
     double dsink = 0;
     for (int64_t i = 0; i < s.nq; i++)
       if (kr_attention_end(&w->in, &s, i) > kr_attention_first(&w->in, &s, i)) begin_query(w, &s, h, i, &dsink);
-    for (int64_t i = s.nq; i < s.n_rows; i++) store_zeros(&a->dq, kr_attention_query(&s, &a->dq, i) + h * a->dq.stride[2], a->D);
+    for (int64_t i = s.nq; i < s.n_rows; i++)
+      store_zeros(&a->dq, kr_attention_query(&s, &a->dq, i) + h * a->dq.stride[2], a->D);
     w->dsinks[k] = dsink;
     for (int64_t j = s.nk; h % group == 0 && j < s.n_key_rows; j++) {
       store_zeros(&a->dk, kr_attention_key(&w->in, &s, &a->dk, j) + g * a->dk.stride[2], a->D);
@@ -102,8 +119,9 @@ typedef struct block { /* keys j0..j0+n_keys-1 by queries i0..i0+rows-1 */
   int64_t h, g, j0, i0, n_keys;
   int rows, odd_keys, odd_queries, odd_dout; /* odd: some are not finite */
   float bias;
-  float *Q, *dout, *P, *dS, *K_turned, *V_turned, *K, *dK, *dV, *lines, *dq; /* dq: of this item, [head][block of queries][panel][QUERIES][NR] */
-  attention_span spans[QUERIES];                                             /* of every MR rows */
+  float *Q, *dout, *P, *dS, *K_turned, *V_turned, *K, *dK, *dV, *lines,
+      *dq;                       /* dq: of this item, [head][block of queries][panel][QUERIES][NR] */
+  attention_span spans[QUERIES]; /* of every MR rows */
 } block;
 
 static void place_block(block *t, const work *w, int worker) {
@@ -128,8 +146,14 @@ static void pack_queries(block *t) {
   const float scale = attention_query_scale(&t->w->in);
   kr_v odd_queries = kr_v_zero(), odd_dout = kr_v_zero();
   for (int r = 0; r < t->rows; r++) {
-    odd_queries = kr_v_add(odd_queries, attention_pack_row(t->Q, QUERIES, r, &a->q, kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2], a->D, scale));
-    odd_dout = kr_v_add(odd_dout, attention_pack_row(t->dout, QUERIES, r, &a->dout, kr_attention_query(t->s, &a->dout, t->i0 + r) + t->h * a->dout.stride[2], a->Dv, 1));
+    odd_queries =
+        kr_v_add(odd_queries,
+                 attention_pack_row(t->Q, QUERIES, r, &a->q,
+                                    kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2], a->D, scale));
+    odd_dout =
+        kr_v_add(odd_dout, attention_pack_row(t->dout, QUERIES, r, &a->dout,
+                                              kr_attention_query(t->s, &a->dout, t->i0 + r) + t->h * a->dout.stride[2],
+                                              a->Dv, 1));
   }
   t->odd_queries = isnan(kr_v_sum(odd_queries)), t->odd_dout = isnan(kr_v_sum(odd_dout));
 }
@@ -140,8 +164,10 @@ static void multiply_scores(block *t) {
     for (int r = 0; r < t->rows; r += MR) {
       const attention_span *s = &t->spans[r / MR];
       if (column < s->from || column >= s->to) continue;
-      attention_scores(rows_at(t, r), t->Q + r * NR, QUERIES, t->K_turned + column * a->D, a->D, t->P + r * SCORES + column);
-      attention_scores(rows_at(t, r), t->dout + r * NR, QUERIES, t->V_turned + column * a->Dv, a->Dv, t->dS + r * SCORES + column);
+      attention_scores(rows_at(t, r), t->Q + r * NR, QUERIES, t->K_turned + column * a->D, a->D,
+                       t->P + r * SCORES + column);
+      attention_scores(rows_at(t, r), t->dout + r * NR, QUERIES, t->V_turned + column * a->Dv, a->Dv,
+                       t->dS + r * SCORES + column);
     }
 }
 
@@ -150,9 +176,11 @@ static __attribute__((noinline)) void turn_row(block *t, int r, const attention_
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r, b_head = t->s->b * in->H + t->h;
   float *P = t->P + r * SCORES, *dS = t->dS + r * SCORES, slope[SCORES];
-  const kr_v lse = kr_v_set1(lse_of(t->w, t->s, t->h, i) * LOG2E), delta = kr_v_set1(t->w->delta[delta_at(t->w, t->s, t->h, i)]);
+  const kr_v lse = kr_v_set1(lse_of(t->w, t->s, t->h, i) * LOG2E),
+             delta = kr_v_set1(t->w->delta[delta_at(t->w, t->s, t->h, i)]);
   const int bent = in->softcap > 0, columns = (int)attention_padded(t->n_keys);
-  if (bent || t->bias != 0) attention_bend(in, P, bent ? slope : NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - t->j0);
+  if (bent || t->bias != 0)
+    attention_bend(in, P, bent ? slope : NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - t->j0);
   if (in->dropout > 0) attention_drop(&t->w->dropout, b_head, i, t->j0, s->from, s->to, dS);
   for (int j = s->from; j < s->to; j += KR_VL) {
     const kr_v p = attention_exp2(kr_v_sub(kr_v_load(P + j), lse));
@@ -171,8 +199,12 @@ static void add_queries(block *t, float *dq) {
   for (int64_t column = 0; column < t->w->D; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const attention_span *s = &t->spans[r / MR];
-      if (t->odd_keys) attention_add_exact(&t->w->in, t->s, t->i0 + r, rows_at(t, r), t->j0, t->n_keys, t->dS + r * SCORES, t->K + column * KEYS, dq + column * QUERIES + r * NR);
-      else if (s->to > 0) attention_add_values(rows_at(t, r), t->dS + r * SCORES + s->from, t->K + column * KEYS + s->from * NR, s->end - s->from, dq + column * QUERIES + r * NR);
+      if (t->odd_keys)
+        attention_add_exact(&t->w->in, t->s, t->i0 + r, rows_at(t, r), t->j0, t->n_keys, t->dS + r * SCORES,
+                            t->K + column * KEYS, dq + column * QUERIES + r * NR);
+      else if (s->to > 0)
+        attention_add_values(rows_at(t, r), t->dS + r * SCORES + s->from, t->K + column * KEYS + s->from * NR,
+                             s->end - s->from, dq + column * QUERIES + r * NR);
     }
 }
 
@@ -183,8 +215,11 @@ static void add_keys(const block *t, const float *P, const float *rows, int64_t 
       const int n = t->n_keys - j < MR ? (int)t->n_keys - j : MR;
       int first = 0, end = t->rows;
       while (first < end && (t->spans[first / MR].to <= j || t->spans[first / MR].from >= j + n)) first += MR;
-      while (end > first && (t->spans[(end - 1) / MR].to <= j || t->spans[(end - 1) / MR].from >= j + n)) end = (end - 1) / MR * MR;
-      if (first < end) attention_add_turned(n, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first, sums + column * KEYS + j * NR);
+      while (end > first && (t->spans[(end - 1) / MR].to <= j || t->spans[(end - 1) / MR].from >= j + n))
+        end = (end - 1) / MR * MR;
+      if (first < end)
+        attention_add_turned(n, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first,
+                             sums + column * KEYS + j * NR);
     }
 }
 
@@ -195,7 +230,8 @@ static void add_keys_exactly(const block *t, const float *P, const float *rows, 
     while (first < end && kr_attention_end(&t->w->in, t->s, t->i0 + first) <= t->j0 + j) first++;
     while (end > first && kr_attention_first(&t->w->in, t->s, t->i0 + end - 1) > t->j0 + j) end--;
     for (int64_t column = 0; first < end && column < D; column += NR)
-      attention_add_turned(1, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first, sums + column * KEYS + j * NR);
+      attention_add_turned(1, P + first * SCORES + j, rows + column * QUERIES + first * NR, end - first,
+                           sums + column * KEYS + j * NR);
   }
 }
 
@@ -216,7 +252,8 @@ static void run_block(block *t, float *dq) {
   pack_queries(t);
   multiply_scores(t);
   for (int r = 0; r < t->rows; r += MR) {
-    if (t->spans[r / MR].to == 0) clear_rows(t, r);
+    if (t->spans[r / MR].to == 0)
+      clear_rows(t, r);
     else
       for (int m = 0; m < rows_at(t, r); m++) turn_row(t, r + m, &t->spans[r / MR]);
   }
@@ -229,8 +266,12 @@ static void store_keys(const block *t) {
   const krait_attention_bwd_args *a = t->w->a;
   const float scale = t->w->in.scale / attention_query_scale(&t->w->in);
   for (int64_t j = 0; j < t->n_keys; j++) {
-    if (kr_has(&a->dk)) attention_unpack_row(t->dK, KEYS, j, &a->dk, kr_attention_key(&t->w->in, t->s, &a->dk, t->j0 + j) + t->g * a->dk.stride[2], a->D, scale);
-    if (kr_has(&a->dv)) attention_unpack_row(t->dV, KEYS, j, &a->dv, kr_attention_key(&t->w->in, t->s, &a->dv, t->j0 + j) + t->g * a->dv.stride[2], a->Dv, 1);
+    if (kr_has(&a->dk))
+      attention_unpack_row(t->dK, KEYS, j, &a->dk,
+                           kr_attention_key(&t->w->in, t->s, &a->dk, t->j0 + j) + t->g * a->dk.stride[2], a->D, scale);
+    if (kr_has(&a->dv))
+      attention_unpack_row(t->dV, KEYS, j, &a->dv,
+                           kr_attention_key(&t->w->in, t->s, &a->dv, t->j0 + j) + t->g * a->dv.stride[2], a->Dv, 1);
   }
 }
 
@@ -262,10 +303,12 @@ static void store_queries(const work *w, const kr_attention_sequence *s, int64_t
   float *first = from + h % group * w->head_floats;
   for (int64_t c = 1; c < n; c++) {
     const float *other = first + c * group * w->head_floats;
-    for (int64_t k = 0; k < floats; k += KR_VL) kr_v_store(first + k, kr_v_add(kr_v_load(first + k), kr_v_load(other + k)));
+    for (int64_t k = 0; k < floats; k += KR_VL)
+      kr_v_store(first + k, kr_v_add(kr_v_load(first + k), kr_v_load(other + k)));
   }
   for (int64_t i = 0; i < s->nq; i++)
-    attention_unpack_row(first + i / QUERIES * QUERIES * w->D, QUERIES, i % QUERIES, &a->dq, kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2], a->D, w->in.scale);
+    attention_unpack_row(first + i / QUERIES * QUERIES * w->D, QUERIES, i % QUERIES, &a->dq,
+                         kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2], a->D, w->in.scale);
 }
 
 static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
@@ -279,12 +322,14 @@ static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
     const kr_attention_sequence s = kr_attention_sequence_at(&w->in, b);
     const int64_t last = w->n_chunks > 1 ? attention_least((chunk + 1) * w->chunk_keys, s.nk) : s.nk;
     t.s = &s, t.g = k / w->n_chunks % a->Hk, t.dq = dq_of(w, w->n_chunks > 1 ? k : worker);
-    for (int64_t m = 0; kr_has(&a->dq) && m < group; m++) memset(t.dq + m * w->head_floats, 0, (size_t)((s.nq + QUERIES - 1) / QUERIES * QUERIES * w->D) * sizeof(float));
+    for (int64_t m = 0; kr_has(&a->dq) && m < group; m++)
+      memset(t.dq + m * w->head_floats, 0, (size_t)((s.nq + QUERIES - 1) / QUERIES * QUERIES * w->D) * sizeof(float));
     for (t.j0 = chunk * w->chunk_keys; t.j0 < last; t.j0 += KEYS) {
       t.n_keys = attention_least(last - t.j0, KEYS);
       run_keys(&t);
     }
-    for (int64_t m = 0; kr_has(&a->dq) && w->n_chunks == 1 && m < group; m++) store_queries(w, &s, t.g * group + m, t.dq, 1);
+    for (int64_t m = 0; kr_has(&a->dq) && w->n_chunks == 1 && m < group; m++)
+      store_queries(w, &s, t.g * group + m, t.dq, 1);
   }
 }
 

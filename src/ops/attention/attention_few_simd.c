@@ -1,7 +1,8 @@
-/* attention_few_simd.c: attention of few queries (decoding). Bound by memory: every key and value is read once for the heads that share it, as it
- * is stored, and widened in registers. Keys are cut into chunks of CHUNK; each leaves its largest score, its sum and its values, which are then merged.
- * A chunk goes by pieces of PIECE keys and within them by heads, so that memory is read in the order in which it lies.
- * Rows (queries of the heads of a group) go by 4, 2 or 1 at a time: scores of a key stand side by side, [key][row]. */
+/* attention_few_simd.c: attention of few queries (decoding). Bound by memory: every key and value is read once for the
+ * heads that share it, as it is stored, and widened in registers. Keys are cut into chunks of CHUNK; each leaves its
+ * largest score, its sum and its values, which are then merged. A chunk goes by pieces of PIECE keys and within them by
+ * heads, so that memory is read in the order in which it lies. Rows (queries of the heads of a group) go by 4, 2 or 1
+ * at a time: scores of a key stand side by side, [key][row]. */
 #include <math.h>
 
 #include "attention_tiles.h"
@@ -26,20 +27,26 @@ static int64_t most_queries(const krait_attention_args *a) { return kr_has(&a->c
 static int64_t n_parts(const work *w) { return w->a->B * w->a->H * w->most_queries * w->n_chunks; }
 
 static work plan(const krait_attention_args *a) {
-  work w = {.a = a, .in = kr_attention_inputs_of(a), .most_queries = most_queries(a), .Dv = (a->Dv + KR_VL - 1) / KR_VL * KR_VL, .parts = a->call.scratch};
+  work w = {.a = a,
+            .in = kr_attention_inputs_of(a),
+            .most_queries = most_queries(a),
+            .Dv = (a->Dv + KR_VL - 1) / KR_VL * KR_VL,
+            .parts = a->call.scratch};
   w.n_chunks = (kr_attention_most_keys(&w.in) + CHUNK - 1) / CHUNK;
   w.part_floats = w.Dv + 2;
   return w;
 }
 
-static float *part_of(const work *w, int64_t b, int64_t h, int64_t i, int64_t chunk) { return w->parts + (((b * w->a->H + h) * w->most_queries + i) * w->n_chunks + chunk) * w->part_floats; }
+static float *part_of(const work *w, int64_t b, int64_t h, int64_t i, int64_t chunk) {
+  return w->parts + (((b * w->a->H + h) * w->most_queries + i) * w->n_chunks + chunk) * w->part_floats;
+}
 
 typedef struct piece { /* some keys of a key head, and the rows that are computed now */
   const work *w;
   const kr_attention_sequence *s;
   int64_t j0, D;
   int n_keys;
-  int64_t k_at[PIECE + KR_VL], v_at[PIECE]; /* where each key's row is; past the last: the last again */
+  int64_t k_at[PIECE + KR_VL], v_at[PIECE];     /* where each key's row is; past the last: the last again */
   int64_t k_next[PIECE + KR_VL], v_next[PIECE]; /* those that are asked for meanwhile: of the piece after this one */
   float q[MOST_ROWS * ROW_FLOATS];
   float scores[PIECE * MOST_ROWS + 64];
@@ -79,7 +86,8 @@ KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
 }
 
 /* Columns first.. of the values, `vectors` of them. */
-KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int32_t dtype, int64_t first, int n_vectors) {
+KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int32_t dtype, int64_t first,
+                          int n_vectors) {
   const krait_view *v = &t->w->a->v;
   kr_v sum[MOST_ROWS * 8];
 #pragma GCC unroll 32
@@ -93,7 +101,8 @@ KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int
       const int lanes = t->w->a->Dv - d < KR_VL ? (int)(t->w->a->Dv - d) : KR_VL;
       const kr_v value = kr_v_load_as(v->data, t->v_at[j] + d, lanes, dtype);
 #pragma GCC unroll 4
-      for (int r = 0; r < rows; r++) sum[r * vectors + c] = kr_v_fma(kr_v_set1(t->scores[j * rows + r]), value, sum[r * vectors + c]);
+      for (int r = 0; r < rows; r++)
+        sum[r * vectors + c] = kr_v_fma(kr_v_set1(t->scores[j * rows + r]), value, sum[r * vectors + c]);
     }
   }
   for (int r = 0; r < rows; r++)
@@ -108,28 +117,38 @@ KR_INLINE void add_all_values(piece *t, const int rows, const int32_t dtype) {
   }
 }
 
-#define BY_ROWS(call, t, rows, dtype)       \
-  do {                                      \
-    if (rows == 1) call(t, 1, dtype);       \
-    else if (rows == 2) call(t, 2, dtype);  \
-    else call(t, 4, dtype);                 \
+#define BY_ROWS(call, t, rows, dtype) \
+  do {                                \
+    if (rows == 1)                    \
+      call(t, 1, dtype);              \
+    else if (rows == 2)               \
+      call(t, 2, dtype);              \
+    else                              \
+      call(t, 4, dtype);              \
   } while (0)
-#define BY_TYPE(call, t, rows, type)                               \
-  do {                                                             \
-    if (type == KRAIT_F32) BY_ROWS(call, t, rows, KRAIT_F32);      \
-    else if (type == KRAIT_F16) BY_ROWS(call, t, rows, KRAIT_F16); \
-    else BY_ROWS(call, t, rows, KRAIT_BF16);                       \
+#define BY_TYPE(call, t, rows, type)      \
+  do {                                    \
+    if (type == KRAIT_F32)                \
+      BY_ROWS(call, t, rows, KRAIT_F32);  \
+    else if (type == KRAIT_F16)           \
+      BY_ROWS(call, t, rows, KRAIT_F16);  \
+    else                                  \
+      BY_ROWS(call, t, rows, KRAIT_BF16); \
   } while (0)
 
 static __attribute__((noinline)) void score_all(piece *t, int rows) { BY_TYPE(score_keys, t, rows, t->w->a->k.dtype); }
-static __attribute__((noinline)) void add_all(piece *t, int rows) { BY_TYPE(add_all_values, t, rows, t->w->a->v.dtype); }
+static __attribute__((noinline)) void add_all(piece *t, int rows) {
+  BY_TYPE(add_all_values, t, rows, t->w->a->v.dtype);
+}
 
 /* Cap, linear bias and masks of row r, of query i and head h. */
 static void bend_row(piece *t, int rows, int r, int64_t h, int64_t i) {
   const kr_attention_inputs *in = &t->w->in;
   const float bias = attention_bias(in, t->s->b, h);
-  const int64_t first = kr_attention_first(in, t->s, i) - t->j0, end = kr_attention_end(in, t->s, i) - t->j0, distance = i + t->s->nk - t->s->nq - t->j0;
-  for (int j = 0; bias != 0 && j < t->n_keys; j++) t->scores[j * rows + r] -= bias * (float)(distance < j ? j - distance : distance - j);
+  const int64_t first = kr_attention_first(in, t->s, i) - t->j0, end = kr_attention_end(in, t->s, i) - t->j0,
+                distance = i + t->s->nk - t->s->nq - t->j0;
+  for (int j = 0; bias != 0 && j < t->n_keys; j++)
+    t->scores[j * rows + r] -= bias * (float)(distance < j ? j - distance : distance - j);
   for (int64_t j = 0; j < attention_least(first, t->n_keys); j++) t->scores[j * rows + r] = -INFINITY;
   for (int64_t j = attention_most(end, 0); j < t->n_keys; j++) t->scores[j * rows + r] = -INFINITY;
 }
@@ -159,24 +178,30 @@ static void exponentials(piece *t, int rows, float *most, float *total) {
 /* Where the sums are not finite: row r again, from the keys that it sees alone. */
 static void add_exactly(piece *t, int rows, int r, int64_t i) {
   const krait_attention_args *a = t->w->a;
-  const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, i) - t->j0, 0), end = attention_least(kr_attention_end(&t->w->in, t->s, i) - t->j0, t->n_keys);
+  const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, i) - t->j0, 0),
+                end = attention_least(kr_attention_end(&t->w->in, t->s, i) - t->j0, t->n_keys);
   float *sums = t->sums + r * ROW_FLOATS;
   for (int64_t d = 0; d < a->Dv; d++) {
     sums[d] = 0;
-    for (int64_t j = first; j < end; j++) sums[d] += t->scores[j * rows + r] * kr_scalar_load(a->v.data, t->v_at[j] + d, a->v.dtype);
+    for (int64_t j = first; j < end; j++)
+      sums[d] += t->scores[j * rows + r] * kr_scalar_load(a->v.data, t->v_at[j] + d, a->v.dtype);
   }
 }
 
 static int is_odd(const piece *t, int r) {
   kr_v odd = kr_v_zero();
-  for (int64_t d = 0; d < t->w->Dv; d += KR_VL) odd = kr_v_fma(kr_v_load(t->sums + r * ROW_FLOATS + d), kr_v_zero(), odd);
+  for (int64_t d = 0; d < t->w->Dv; d += KR_VL)
+    odd = kr_v_fma(kr_v_load(t->sums + r * ROW_FLOATS + d), kr_v_zero(), odd);
   return isnan(kr_v_sum(odd));
 }
 
 /* A piece's values, largest score and sum into those of the chunk. */
 static void merge(float *part, const float *values, float most, float total, int64_t Dv) {
-  const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now, keep = exp2f(before - base), by = exp2f(most - base);
-  for (int64_t d = 0; d < Dv; d += KR_VL) kr_v_store(part + d, kr_v_fma(kr_v_set1(by), kr_v_load(values + d), kr_v_mul(kr_v_set1(keep), kr_v_load(part + d))));
+  const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now,
+              keep = exp2f(before - base), by = exp2f(most - base);
+  for (int64_t d = 0; d < Dv; d += KR_VL)
+    kr_v_store(part + d,
+               kr_v_fma(kr_v_set1(by), kr_v_load(values + d), kr_v_mul(kr_v_set1(keep), kr_v_load(part + d))));
   part[Dv] = now, part[Dv + 1] = part[Dv + 1] * keep + total * by;
 }
 
@@ -197,7 +222,9 @@ static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows
   for (int r = 0; r < rows; r++) {
     const int64_t row = attention_least(first + r, n_rows - 1);
     h[r] = g * group + row / t->s->nq, i[r] = row % t->s->nq;
-    attention_pack_row(t->q + r * ROW_FLOATS, 1, 0, &a->q, kr_attention_query(t->s, &a->q, i[r]) + h[r] * a->q.stride[2], a->D, attention_query_scale(&t->w->in));
+    attention_pack_row(t->q + r * ROW_FLOATS, 1, 0, &a->q,
+                       kr_attention_query(t->s, &a->q, i[r]) + h[r] * a->q.stride[2], a->D,
+                       attention_query_scale(&t->w->in));
   }
   score_all(t, rows);
   if (a->softcap > 0) {
@@ -209,7 +236,8 @@ static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows
   add_all(t, rows);
   for (int r = 0; r < rows; r++)
     if (is_odd(t, r)) add_exactly(t, rows, r, i[r]);
-  for (int r = 0; r < rows && first + r < n_rows; r++) merge(part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r], total[r], t->w->Dv);
+  for (int r = 0; r < rows && first + r < n_rows; r++)
+    merge(part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r], total[r], t->w->Dv);
 }
 
 static void find_keys(piece *t, int64_t g) {
@@ -257,19 +285,24 @@ static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
 static void finish_query(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
   const krait_attention_args *a = w->a;
   const int64_t at = kr_attention_query(s, &a->out, i) + h * a->out.stride[2], n = (s->nk + CHUNK - 1) / CHUNK;
-  const int seen = i < s->nq && kr_attention_end(&w->in, s, i) > kr_attention_first(&w->in, s, i), sinks = kr_has(w->in.sinks);
+  const int seen = i < s->nq && kr_attention_end(&w->in, s, i) > kr_attention_first(&w->in, s, i),
+            sinks = kr_has(w->in.sinks);
   const float sink = sinks ? kr_scalar_load(a->sinks.data, kr_at1(&a->sinks, h), a->sinks.dtype) * LOG2E : -INFINITY;
   float values[ROW_FLOATS] = {0}, most = sink, total;
   for (int64_t c = 0; seen && c < n; c++) most = fmaxf(most, part_of(w, s->b, h, i, c)[w->Dv]);
   total = sinks ? exp2f(sink - most) : 0;
   for (int64_t c = 0; seen && c < n; c++) {
-    const float *part = part_of(w, s->b, h, i, c), by = part[w->Dv] == -INFINITY ? part[w->Dv + 1] : exp2f(part[w->Dv] - most); /* 0, or NaN */
+    const float *part = part_of(w, s->b, h, i, c),
+                by = part[w->Dv] == -INFINITY ? part[w->Dv + 1] : exp2f(part[w->Dv] - most); /* 0, or NaN */
     total += part[w->Dv + 1] * by;
-    for (int64_t d = 0; by != 0 && d < w->Dv; d += KR_VL) kr_v_store(values + d, kr_v_fma(kr_v_set1(by), kr_v_load(part + d), kr_v_load(values + d)));
+    for (int64_t d = 0; by != 0 && d < w->Dv; d += KR_VL)
+      kr_v_store(values + d, kr_v_fma(kr_v_set1(by), kr_v_load(part + d), kr_v_load(values + d)));
   }
-  for (int64_t d = 0; seen && d < w->Dv; d += KR_VL) kr_v_store(values + d, kr_v_mul(kr_v_set1(1 / total), kr_v_load(values + d)));
+  for (int64_t d = 0; seen && d < w->Dv; d += KR_VL)
+    kr_v_store(values + d, kr_v_mul(kr_v_set1(1 / total), kr_v_load(values + d)));
   kr_row_store(values, a->out.data, a->out.dtype, at, a->out.stride[3], a->Dv);
-  if (kr_has(&a->lse)) ((float *)a->lse.data)[kr_attention_lse(s, &a->lse, h, i)] = seen ? most * LN2 + logf(total) : INFINITY;
+  if (kr_has(&a->lse))
+    ((float *)a->lse.data)[kr_attention_lse(s, &a->lse, h, i)] = seen ? most * LN2 + logf(total) : INFINITY;
 }
 
 static void merge_chunks(void *user, int64_t begin, int64_t end, int worker) {
@@ -284,7 +317,8 @@ static void merge_chunks(void *user, int64_t begin, int64_t end, int worker) {
 const char *KR_FN(kr_attention_few_refuse)(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
   (void)ctx;
-  if (kr_has(&a->cu_seqlens_q) ? a->max_q < 1 || a->max_q > 8 : a->Lq > 8) return "8 queries a sequence at most (packed: by max_q)";
+  if (kr_has(&a->cu_seqlens_q) ? a->max_q < 1 || a->max_q > 8 : a->Lq > 8)
+    return "8 queries a sequence at most (packed: by max_q)";
   if (a->k.stride[3] != 1 || a->v.stride[3] != 1) return "k and v with their features side by side";
   return a->dropout > 0 ? "no dropout" : NULL;
 }

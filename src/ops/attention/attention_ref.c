@@ -1,22 +1,25 @@
-/* attention_ref.c: softmax attention as its equation (Vaswani et al. 2017), written to be read; krait/ops.h has the masks and layouts.
- *   s_ij = scale q_i . k_j, capped, with the linear bias;  lse_i = log(sum over visible j of exp(s_ij) + exp(sink))
- *   out_i = sum_j exp(s_ij - lse_i) keep_ij / (1 - dropout) v_j                      Double accumulation. */
+/* attention_ref.c: softmax attention as its equation (Vaswani et al. 2017), written to be read; krait/ops.h has the
+ * masks and layouts. s_ij = scale q_i . k_j, capped, with the linear bias;  lse_i = log(sum over visible j of exp(s_ij)
+ * + exp(sink)) out_i = sum_j exp(s_ij - lse_i) keep_ij / (1 - dropout) v_j                      Double accumulation. */
 #include "attention_ref.h"
 
-#include "op_list.h"
 #include "attention_rows.h"
+#include "op_list.h"
 #include "status.h"
 
-static void put_row(const krait_attention_args *a, const kr_attention_sequence *s, int64_t h, int64_t i, double lse, const double *out) {
+static void put_row(const krait_attention_args *a, const kr_attention_sequence *s, int64_t h, int64_t i, double lse,
+                    const double *out) {
   const int64_t at = kr_attention_query(s, &a->out, i) + h * a->out.stride[2];
   for (int64_t d = 0; d < a->Dv; d++) kr_put(&a->out, at + d * a->out.stride[3], out ? out[d] : 0);
   if (kr_has(&a->lse)) kr_put(&a->lse, kr_attention_lse(s, &a->lse, h, i), lse);
 }
 
-static void run_query(const krait_attention_args *a, const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t h, int64_t i) {
+static void run_query(const krait_attention_args *a, const kr_attention_inputs *in, const kr_attention_sequence *s,
+                      int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i);
-  double *score = a->call.scratch, out[KR_ATTENTION_MOST_D] = {0}, most = kr_has(in->sinks) ? kr_get(in->sinks, kr_at1(in->sinks, h)) : -INFINITY, sum, slope;
+  double *score = a->call.scratch, out[KR_ATTENTION_MOST_D] = {0},
+         most = kr_has(in->sinks) ? kr_get(in->sinks, kr_at1(in->sinks, h)) : -INFINITY, sum, slope;
   if (i >= s->nq || end <= first) {
     put_row(a, s, h, i, INFINITY, NULL);
     return;

@@ -1,6 +1,7 @@
-/* attention_simd.c: attention in tiles of queries by blocks of keys. Keys are turned and values packed once for each block, queries and sums are panels
- * of floats; the register tile of attention_tiles.h makes the scores of a block, exponentials go along rows, and the values are added with
- * the rescaled sums (online softmax: Milakov & Gimelshein 2018). Items are (tile, sequence, head), the longest first where masks make a difference. */
+/* attention_simd.c: attention in tiles of queries by blocks of keys. Keys are turned and values packed once for each
+ * block, queries and sums are panels of floats; the register tile of attention_tiles.h makes the scores of a block,
+ * exponentials go along rows, and the values are added with the rescaled sums (online softmax: Milakov & Gimelshein
+ * 2018). Items are (tile, sequence, head), the longest first where masks make a difference. */
 #include <math.h>
 
 #include "attention_tiles.h"
@@ -26,7 +27,9 @@ typedef struct tile {
   float most[QUERIES], total[QUERIES];
 } tile;
 
-static int64_t count_floats(int64_t D, int64_t Dv) { return QUERIES * (D + Dv + SCORES) + KEYS * (D + Dv) + NR * ROW_FLOATS; }
+static int64_t count_floats(int64_t D, int64_t Dv) {
+  return QUERIES * (D + Dv + SCORES) + KEYS * (D + Dv) + NR * ROW_FLOATS;
+}
 
 static void place_tile(tile *t, const work *w, int worker) {
   float *at = (float *)w->a->call.scratch + worker * w->thread_floats;
@@ -42,23 +45,29 @@ static void place_tile(tile *t, const work *w, int worker) {
 static void begin_tile(tile *t) {
   const krait_attention_args *a = t->w->a;
   const krait_view *sinks = t->w->in.sinks;
-  const float sink = kr_has(sinks) ? kr_scalar_load(sinks->data, kr_at1(sinks, t->h), sinks->dtype) * LOG2E : -INFINITY, scale = attention_query_scale(&t->w->in);
+  const float sink = kr_has(sinks) ? kr_scalar_load(sinks->data, kr_at1(sinks, t->h), sinks->dtype) * LOG2E : -INFINITY,
+              scale = attention_query_scale(&t->w->in);
   t->bias = attention_bias(&t->w->in, t->s->b, t->h);
   for (int r = 0; r < t->rows; r++) {
-    attention_pack_row(t->Q, QUERIES, r, &a->q, kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2], a->D, scale);
+    attention_pack_row(t->Q, QUERIES, r, &a->q, kr_attention_query(t->s, &a->q, t->i0 + r) + t->h * a->q.stride[2],
+                       a->D, scale);
     t->most[r] = sink, t->total[r] = kr_has(sinks) ? 1 : 0;
   }
   memset(t->sums, 0, (size_t)(QUERIES * t->w->Dv) * sizeof(float));
 }
 
-static attention_span span_of(const tile *t, int r, int n, int64_t j0, int64_t n_keys) { return attention_span_of(&t->w->in, t->s, t->i0 + r, n, j0, n_keys); }
+static attention_span span_of(const tile *t, int r, int n, int64_t j0, int64_t n_keys) {
+  return attention_span_of(&t->w->in, t->s, t->i0 + r, n, j0, n_keys);
+}
 
 static void make_scores(tile *t, int64_t j0, int64_t n_keys) {
   for (int column = 0; column < n_keys; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const int n = t->rows - r < MR ? t->rows - r : MR;
       const attention_span s = span_of(t, r, n, j0, n_keys);
-      if (column >= s.from && column < s.to) attention_scores(n, t->Q + r * NR, QUERIES, t->K + column * t->w->a->D, t->w->a->D, t->scores + r * SCORES + column);
+      if (column >= s.from && column < s.to)
+        attention_scores(n, t->Q + r * NR, QUERIES, t->K + column * t->w->a->D, t->w->a->D,
+                         t->scores + r * SCORES + column);
     }
 }
 
@@ -69,12 +78,14 @@ static void rescale(tile *t, int r, float by) {
 }
 
 /* A row's scores become probabilities less the factor that is not known yet; its sums follow. */
-static __attribute__((noinline)) void exponentials(tile *t, int r, const attention_span *s, int64_t j0, int64_t n_keys) {
+static __attribute__((noinline)) void exponentials(tile *t, int r, const attention_span *s, int64_t j0,
+                                                   int64_t n_keys) {
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r;
   float *score = t->scores + r * SCORES;
   kr_v most = kr_v_set1(t->most[r]), other = most, total = kr_v_zero();
-  if (in->softcap > 0 || t->bias != 0) attention_bend(in, score, NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - j0);
+  if (in->softcap > 0 || t->bias != 0)
+    attention_bend(in, score, NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - j0);
   attention_hide(in, t->s, i, j0, n_keys, s, score, -INFINITY);
   for (int j = s->from; j < s->to; j += NR) { /* two chains; NaN passes */
     most = kr_v_max(kr_v_load(score + j), most);
@@ -105,8 +116,12 @@ static void add_block(tile *t, int64_t j0, int64_t n_keys, int odd) {
     for (int r = 0; r < t->rows; r += MR) {
       const int n = t->rows - r < MR ? t->rows - r : MR;
       const attention_span s = span_of(t, r, n, j0, n_keys);
-      if (odd) attention_add_exact(&t->w->in, t->s, t->i0 + r, n, j0, n_keys, t->scores + r * SCORES, t->V + column * KEYS, t->sums + column * QUERIES + r * NR);
-      else if (s.to > 0) attention_add_values(n, t->scores + r * SCORES + s.from, t->V + column * KEYS + s.from * NR, s.end - s.from, t->sums + column * QUERIES + r * NR);
+      if (odd)
+        attention_add_exact(&t->w->in, t->s, t->i0 + r, n, j0, n_keys, t->scores + r * SCORES, t->V + column * KEYS,
+                            t->sums + column * QUERIES + r * NR);
+      else if (s.to > 0)
+        attention_add_values(n, t->scores + r * SCORES + s.from, t->V + column * KEYS + s.from * NR, s.end - s.from,
+                             t->sums + column * QUERIES + r * NR);
     }
 }
 
@@ -120,7 +135,9 @@ static void finish_row(const tile *t, int r, int used) {
     static const float zeros[ROW_FLOATS] = {0};
     kr_row_store(zeros, a->out.data, a->out.dtype, at, a->out.stride[3], a->Dv);
   }
-  if (kr_has(&a->lse)) ((float *)a->lse.data)[kr_attention_lse(t->s, &a->lse, t->h, i)] = seen ? t->most[r] * LN2 + logf(t->total[r]) : INFINITY;
+  if (kr_has(&a->lse))
+    ((float *)a->lse.data)[kr_attention_lse(t->s, &a->lse, t->h, i)] =
+        seen ? t->most[r] * LN2 + logf(t->total[r]) : INFINITY;
 }
 
 static void run_tile(tile *t, int n_places) {
@@ -156,7 +173,8 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
 
 uint64_t KR_FN(kr_attention_scratch)(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
-  return (uint64_t)(count_floats(attention_padded(a->D), attention_padded(a->Dv)) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)(count_floats(attention_padded(a->D), attention_padded(a->Dv)) * krait_ctx_n_threads(ctx)) *
+         sizeof(float);
 }
 
 int32_t KR_FN(kr_attention)(const krait_ctx *ctx, const void *args) {

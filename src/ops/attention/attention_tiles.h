@@ -1,7 +1,7 @@
-/* attention_tiles.h: what the vector rows of attention and of its gradient share: rows of a head as panels of floats, the register tile that
- * multiplies them, exponentials of scores.
- *   A panel holds NR columns of some rows: [row][NR]; n columns are (n + NR - 1) / NR panels, one after the other, zero beyond n.
- *   Rows as panels are the left factor (broadcast) as well as the right one (whole vectors) of a product. */
+/* attention_tiles.h: what the vector rows of attention and of its gradient share: rows of a head as panels of floats,
+ * the register tile that multiplies them, exponentials of scores. A panel holds NR columns of some rows: [row][NR]; n
+ * columns are (n + NR - 1) / NR panels, one after the other, zero beyond n. Rows as panels are the left factor
+ * (broadcast) as well as the right one (whole vectors) of a product. */
 #ifndef KR_ATTENTION_TILES_H
 #define KR_ATTENTION_TILES_H
 
@@ -22,7 +22,7 @@ enum { MR = 4 };
 #endif
 enum { NR = 2 * KR_VL };
 
-enum { KEYS = 256 };       /* of a block; a multiple of 32, as dropout counts, and of every NR */
+enum { KEYS = 256 };         /* of a block; a multiple of 32, as dropout counts, and of every NR */
 enum { SCORES = KEYS + 16 }; /* floats from one query's scores to the next */
 
 static const float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
@@ -31,9 +31,10 @@ static inline int64_t attention_padded(int64_t n) { return (n + NR - 1) / NR * N
 static inline int64_t attention_least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t attention_most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* One tile of C = A B or C += A B: `rows` rows of A, row m, column k at A[m a_row + k a_k], in panels of NR columns a_panel apart; B [k][NR]; C [row][c_row].
- * rows, a_row, a_k and adds are constants after inlining. */
-KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, const int a_k, int64_t a_panel, const float *B, int64_t K, float *C, const int c_row, const int adds) {
+/* One tile of C = A B or C += A B: `rows` rows of A, row m, column k at A[m a_row + k a_k], in panels of NR columns
+ * a_panel apart; B [k][NR]; C [row][c_row]. rows, a_row, a_k and adds are constants after inlining. */
+KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, const int a_k, int64_t a_panel,
+                              const float *B, int64_t K, float *C, const int c_row, const int adds) {
   kr_v sum[2 * MR];
 #pragma GCC unroll 16
   for (int m = 0; m < rows; m++) {
@@ -54,17 +55,18 @@ KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, c
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++) kr_v_store(C + m * c_row, sum[2 * m]), kr_v_store(C + m * c_row + KR_VL, sum[2 * m + 1]);
+  for (int m = 0; m < rows; m++)
+    kr_v_store(C + m * c_row, sum[2 * m]), kr_v_store(C + m * c_row + KR_VL, sum[2 * m + 1]);
 }
 
 /* The number of rows becomes a constant: MR, or what is left below it. */
 #define ATTENTION_ROWS(n, CALL) \
   switch (n) {                  \
+    ATTENTION_MORE_ROWS(CALL)   \
     case 1: CALL(1); break;     \
     case 2: CALL(2); break;     \
     case 3: CALL(3); break;     \
     case 4: CALL(4); break;     \
-    ATTENTION_MORE_ROWS(CALL)   \
   }
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 #define ATTENTION_MORE_ROWS(CALL) \
@@ -110,7 +112,8 @@ static inline void attention_add_turned(int keys, const float *P, const float *B
 enum { ROW_FLOATS = KR_ATTENTION_MOST_D + 32 };
 
 /* Row `row` of panels of `pitch` rows: n values times scale. Returns zeros, or NaN where a value is not finite. */
-static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at,
+                                      int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale), zero = kr_v_zero();
   kr_v odd = zero;
@@ -125,7 +128,8 @@ static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, con
   return odd;
 }
 
-static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view,
+                                        int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale);
   for (int64_t first = 0; first < n; first += NR) {
@@ -137,19 +141,24 @@ static inline void attention_unpack_row(const float *from, int64_t pitch, int64_
 }
 
 /* Keys j0..j0+n-1 of a key head as turned panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
-static inline void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D, float *lines) {
+static inline void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
+                                         const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D,
+                                         float *lines) {
   for (int64_t first = 0; first < n; first += NR) {
     const int lanes = (int)attention_least(n - first, NR);
     if (!kr_has(in->block_table) && view->stride[3] == 1) {
       for (int part = 0; part < NR; part += KR_VL) {
         const int here = lanes - part < 0 ? 0 : lanes - part < KR_VL ? lanes - part : KR_VL;
-        const kr_plane plane = {view->data, view->dtype, kr_attention_key(in, s, view, j0 + first + part) + g * view->stride[2], 1, view->stride[1]};
+        const kr_plane plane = {view->data, view->dtype,
+                                kr_attention_key(in, s, view, j0 + first + part) + g * view->stride[2], 1,
+                                view->stride[1]};
         kr_tile_load(to + first * D + part, NR, &plane, (int)D, here);
       }
       continue;
     }
     for (int j = 0; j < lanes; j++)
-      kr_row_load(lines + j * ROW_FLOATS, view->data, view->dtype, kr_attention_key(in, s, view, j0 + first + j) + g * view->stride[2], view->stride[3], D);
+      kr_row_load(lines + j * ROW_FLOATS, view->data, view->dtype,
+                  kr_attention_key(in, s, view, j0 + first + j) + g * view->stride[2], view->stride[3], D);
     for (int part = 0; part < NR; part += KR_VL) {
       const int here = lanes - part < 0 ? 0 : lanes - part < KR_VL ? lanes - part : KR_VL;
       const kr_plane plane = {lines, KRAIT_F32, part * ROW_FLOATS, 1, ROW_FLOATS};
@@ -159,9 +168,12 @@ static inline void attention_pack_turned(float *to, const kr_attention_inputs *i
 }
 
 /* Keys j0..j0+n-1 as panels of KEYS rows. Returns whether one is not finite. */
-static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
+                                      const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
   kr_v odd = kr_v_zero();
-  for (int64_t j = 0; j < n; j++) odd = kr_v_add(odd, attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1));
+  for (int64_t j = 0; j < n; j++)
+    odd = kr_v_add(
+        odd, attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1));
   return isnan(kr_v_sum(odd));
 }
 
@@ -171,22 +183,29 @@ typedef struct attention_span { /* of rows of scores: columns as whole panels; n
   int from, to, end;            /* end: of the last key that one of them sees */
 } attention_span;
 
-static inline attention_span attention_span_of(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int n, int64_t j0, int64_t n_keys) {
-  const int64_t first = attention_most(kr_attention_first(in, s, i) - j0, 0), end = attention_least(kr_attention_end(in, s, i + n - 1) - j0, n_keys);
+static inline attention_span attention_span_of(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i,
+                                               int n, int64_t j0, int64_t n_keys) {
+  const int64_t first = attention_most(kr_attention_first(in, s, i) - j0, 0),
+                end = attention_least(kr_attention_end(in, s, i + n - 1) - j0, n_keys);
   if (end <= first) return (attention_span){0, 0, 0};
   return (attention_span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
 }
 
-/* What is not finite must not meet the zeros of rows that do not see it: products then go row by row, between `first` and `end` of each. */
-static inline void attention_add_exact(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int rows, int64_t j0, int64_t n_keys, const float *P, const float *V, float *sums) {
+/* What is not finite must not meet the zeros of rows that do not see it: products then go row by row, between `first`
+ * and `end` of each. */
+static inline void attention_add_exact(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i,
+                                       int rows, int64_t j0, int64_t n_keys, const float *P, const float *V,
+                                       float *sums) {
   for (int m = 0; m < rows; m++) {
-    const int64_t first = attention_most(kr_attention_first(in, s, i + m) - j0, 0), end = attention_least(kr_attention_end(in, s, i + m) - j0, n_keys);
+    const int64_t first = attention_most(kr_attention_first(in, s, i + m) - j0, 0),
+                  end = attention_least(kr_attention_end(in, s, i + m) - j0, n_keys);
     if (first < end) attention_add_values(1, P + m * SCORES + first, V + first * NR, end - first, sums + m * NR);
   }
 }
 
 /* Columns of query i that it does not see, of those of its rows' span. */
-static inline void attention_hide(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int64_t j0, int64_t n_keys, const attention_span *span, float *row, float with) {
+static inline void attention_hide(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int64_t j0,
+                                  int64_t n_keys, const attention_span *span, float *row, float with) {
   const int64_t first = attention_least(attention_most(kr_attention_first(in, s, i) - j0, span->from), span->to);
   const int64_t end = attention_most(attention_least(kr_attention_end(in, s, i) - j0, n_keys), span->from);
   for (int64_t j = span->from; j < first; j++) row[j] = with;
@@ -197,13 +216,16 @@ static inline void attention_hide(const kr_attention_inputs *in, const kr_attent
 
 /* 2^x for x up to 126; below -151 and at -inf 0; NaN stays. */
 KR_INLINE kr_v attention_exp2(kr_v x) {
-  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), c = kr_v_max(kr_v_set1(-151.0f), x), n = kr_v_sub(kr_v_add(c, magic), magic);
+  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), c = kr_v_max(kr_v_set1(-151.0f), x),
+             n = kr_v_sub(kr_v_add(c, magic), magic);
   return kr_v_ldexp(kr_exp2_minus_poly(kr_v_sub(n, c)), n);
 }
 
-/* Scores of query i, columns from..to-1 (whole vectors) of the block that begins with key j0, after the product with scaled queries: cap and linear bias. With
- * softcap queries are scaled by `scale` alone and scores come out in units of log 2 too; slopes, where asked for, get 1 - tanh^2. */
-static inline void attention_bend(const kr_attention_inputs *in, float *score, float *slope, int from, int to, float bias, int64_t distance) {
+/* Scores of query i, columns from..to-1 (whole vectors) of the block that begins with key j0, after the product with
+ * scaled queries: cap and linear bias. With softcap queries are scaled by `scale` alone and scores come out in units of
+ * log 2 too; slopes, where asked for, get 1 - tanh^2. */
+static inline void attention_bend(const kr_attention_inputs *in, float *score, float *slope, int from, int to,
+                                  float bias, int64_t distance) {
   for (int j = from; j < to; j += KR_VL) {
     kr_v v = kr_v_load(score + j);
     if (in->softcap > 0) {
@@ -221,17 +243,24 @@ static inline void attention_bend(const kr_attention_inputs *in, float *score, f
 }
 
 /* What the queries are multiplied with before the product. */
-static inline float attention_query_scale(const kr_attention_inputs *in) { return in->softcap > 0 ? in->scale : in->scale * LOG2E; }
-
-static inline float attention_bias(const kr_attention_inputs *in, int64_t b, int64_t h) {
-  return kr_has(in->alibi_slopes) ? kr_scalar_load(in->alibi_slopes->data, kr_at2(in->alibi_slopes, b, h), in->alibi_slopes->dtype) * LOG2E : 0;
+static inline float attention_query_scale(const kr_attention_inputs *in) {
+  return in->softcap > 0 ? in->scale : in->scale * LOG2E;
 }
 
-/* Scales the kept ones of query i's row by 1 / (1 - dropout), the others become 0: columns from..to-1 of the block of key j0. */
-static inline void attention_drop(const kr_attention_dropout *d, int64_t b_head, int64_t i, int64_t j0, int from, int to, float *row) {
+static inline float attention_bias(const kr_attention_inputs *in, int64_t b, int64_t h) {
+  return kr_has(in->alibi_slopes)
+             ? kr_scalar_load(in->alibi_slopes->data, kr_at2(in->alibi_slopes, b, h), in->alibi_slopes->dtype) * LOG2E
+             : 0;
+}
+
+/* Scales the kept ones of query i's row by 1 / (1 - dropout), the others become 0: columns from..to-1 of the block of
+ * key j0. */
+static inline void attention_drop(const kr_attention_dropout *d, int64_t b_head, int64_t i, int64_t j0, int from,
+                                  int to, float *row) {
   for (int j = from / 32 * 32; j < to; j += 32)
     for (int pair = 0; pair < 4; pair++) {
-      const uint32_t counter[4] = {(uint32_t)((j0 + j) / 32 * 4 + pair), (uint32_t)(i / 16 * 8 + i % 8), (uint32_t)b_head, d->stream};
+      const uint32_t counter[4] = {(uint32_t)((j0 + j) / 32 * 4 + pair), (uint32_t)(i / 16 * 8 + i % 8),
+                                   (uint32_t)b_head, d->stream};
       uint32_t words[4];
       kr_attention_philox(d->key, counter, words);
       for (int group = 0; group < 4; group++)

@@ -1,4 +1,5 @@
-/* rotary_simd.c: rotary embedding and new keys into a cache, a head's features at a time as floats; threads share the tokens. */
+/* rotary_simd.c: rotary embedding and new keys into a cache, a head's features at a time as floats; threads share the
+ * tokens. */
 #include "attention_rows.h"
 #include "op_list.h"
 #include "rotary_turn.h"
@@ -7,7 +8,9 @@
 
 enum { MOST_D = 1024, TOKENS = 16 }; /* of a piece of a thread */
 
-static void load_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) { kr_row_load(to, view->data, view->dtype, at, stride, n); }
+static void load_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
+  kr_row_load(to, view->data, view->dtype, at, stride, n);
+}
 
 /* x to out, both of D features; cos and sin have R, sin with the sign of the direction. */
 static void turn(uint32_t flags, const float *x, const float *c, const float *s, int64_t R, int64_t D, float *out) {
@@ -24,7 +27,9 @@ static void turn(uint32_t flags, const float *x, const float *c, const float *s,
   for (int64_t d = 2 * R; d < D; d++) out[d] = x[d];
 }
 
-static int has_doubles(const krait_view *a, const krait_view *b) { return (kr_has(a) && a->dtype == KRAIT_F64) || (kr_has(b) && b->dtype == KRAIT_F64); }
+static int has_doubles(const krait_view *a, const krait_view *b) {
+  return (kr_has(a) && a->dtype == KRAIT_F64) || (kr_has(b) && b->dtype == KRAIT_F64);
+}
 
 /* ---- rotary ---- */
 
@@ -37,7 +42,8 @@ static void turn_token(const krait_rotary_args *a, const kr_rotary_span *span, i
   for (int64_t h = 0; h < a->H; h++) {
     load_row(&a->x, kr_at3(&a->x, span->row, span->first + i, h), a->x.stride[3], a->D, x);
     turn(a->call.flags, x, c, s, a->R, a->D, out);
-    kr_row_store(out, a->out.data, a->out.dtype, kr_at3(&a->out, span->row, span->first + i, h), a->out.stride[3], a->D);
+    kr_row_store(out, a->out.data, a->out.dtype, kr_at3(&a->out, span->row, span->first + i, h), a->out.stride[3],
+                 a->D);
   }
 }
 
@@ -69,7 +75,8 @@ int32_t KR_FN(kr_rotary)(const krait_ctx *ctx, const void *args) {
 /* ---- attention_append ---- */
 
 static void append_token(const krait_attention_append_args *a, int64_t b, int64_t i) {
-  const int64_t position = kr_append_position(a, b) + i, k_to = kr_append_at(a, &a->k_cache, b, position), v_to = kr_append_at(a, &a->v_cache, b, position), R = kr_has(&a->cos) ? a->R : 0;
+  const int64_t position = kr_append_position(a, b) + i, k_to = kr_append_at(a, &a->k_cache, b, position),
+                v_to = kr_append_at(a, &a->v_cache, b, position), R = kr_has(&a->cos) ? a->R : 0;
   float x[MOST_D + 16], out[MOST_D + 16], c[MOST_D + 16], s[MOST_D + 16];
   if (R) {
     load_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], R, c);
@@ -102,6 +109,7 @@ int32_t KR_FN(kr_attention_append)(const krait_ctx *ctx, const void *args) {
   const krait_attention_append_args *a = args;
   KR_TRY(kr_append_check_indices(a));
   kr_parallel(ctx, a->B * a->L, TOKENS, append_tokens, (void *)args);
-  for (int64_t b = 0; kr_has(&a->seqused) && b < a->B; b++) ((int32_t *)a->seqused.data)[kr_at1(&a->seqused, b)] = (int32_t)(kr_append_position(a, b) + a->L);
+  for (int64_t b = 0; kr_has(&a->seqused) && b < a->B; b++)
+    ((int32_t *)a->seqused.data)[kr_at1(&a->seqused, b)] = (int32_t)(kr_append_position(a, b) + a->L);
   return KRAIT_OK;
 }
