@@ -102,18 +102,14 @@ KR_DEV void kr_barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 #define KR_TO_31 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", %30, %31"
 #define KR_TO_47 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KR_TO_63 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", %60, %61, %62, %63"
-#define KR_TO_39 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3)
 #define KR_TO_79 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7)
-#define KR_TO_87 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define KR_TO_95 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", " KR_TEN(8) ", %90, %91, %92, %93, %94, %95"
 #define KR_TO_127 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", " KR_TEN(8) ", " KR_TEN(9) ", " \
   KR_TEN(10) ", " KR_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define KR_INOUT8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KR_INOUT32(i) KR_INOUT8(i), KR_INOUT8(i + 8), KR_INOUT8(i + 16), KR_INOUT8(i + 24)
 #define KR_INOUT_64 KR_INOUT32(0)
-#define KR_INOUT_80 KR_INOUT32(0), KR_INOUT8(32)
 #define KR_INOUT_160 KR_INOUT32(0), KR_INOUT32(32), KR_INOUT8(64), KR_INOUT8(72)
-#define KR_INOUT_176 KR_INOUT32(0), KR_INOUT32(32), KR_INOUT8(64), KR_INOUT8(72), KR_INOUT8(80)
 #define KR_INOUT_96 KR_INOUT32(0), KR_INOUT8(32), KR_INOUT8(40)
 #define KR_INOUT_128 KR_INOUT32(0), KR_INOUT32(32)
 #define KR_INOUT_192 KR_INOUT32(0), KR_INOUT32(32), KR_INOUT32(64)
@@ -167,11 +163,9 @@ struct kr_wgmma_shape {};
   };
 #define KR_WGMMA_SHAPES(N, REGISTERS) KR_WGMMA_SHAPE(N, kr_f16, "f16", REGISTERS) KR_WGMMA_SHAPE(N, kr_bf16, "bf16", REGISTERS)
 KR_WGMMA_SHAPES(64, KR_TO_31)
-KR_WGMMA_SHAPES(80, KR_TO_39)
 KR_WGMMA_SHAPES(96, KR_TO_47)
 KR_WGMMA_SHAPES(128, KR_TO_63)
 KR_WGMMA_SHAPES(160, KR_TO_79)
-KR_WGMMA_SHAPES(176, KR_TO_87)
 KR_WGMMA_SHAPES(192, KR_TO_95)
 KR_WGMMA_SHAPES(256, KR_TO_127)
 
