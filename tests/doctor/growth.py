@@ -41,6 +41,20 @@ def files_records_and_findings(doctor, folder):
     ratios(doctor, make, 1000)
 
 
+def members_of_a_source_release(doctor, folder):
+    import io, tarfile
+
+    def make(n):
+        path = folder / "x-1.0.tar.gz"
+        with tarfile.open(path, "w:gz", compresslevel=1) as t:
+            for i in range(n):
+                info = tarfile.TarInfo(f"x-1.0/{'p/' * 60}{i}.so" if i % 2 else "x-1.0/setup.py")
+                info.size = 60
+                t.addfile(info, io.BytesIO(b'archs = ["8.0", "9.0"]  # "torch==2.%05d" arch \n' % i + b"#" * 60))
+        return (path, "--gpu", "12.0", "--root", folder), None
+    ratios(doctor, make, 500)
+
+
 def lines_of_a_log(doctor, folder):
     line = "ImportError: /x/site-packages/a%d_cuda.so: undefined symbol: _ZN2at%dxEv libq%d.so: cannot open shared object file\n"
     ratios(doctor, lambda n: (("--root", folder), "".join(line % (i, i % 10, i) for i in range(n))), 1500)
@@ -61,4 +75,4 @@ def what_never_ends_is_no_log(doctor, folder):
     assert b"no end" in doctor.run("--root", folder, "--log", "/dev/zero").stderr
 
 
-run_tests([requirements, names_in_a_wheel, files_records_and_findings, lines_of_a_log, names_of_kernels, what_never_ends_is_no_log])
+run_tests([requirements, names_in_a_wheel, files_records_and_findings, members_of_a_source_release, lines_of_a_log, names_of_kernels, what_never_ends_is_no_log])
