@@ -7,6 +7,7 @@
 #include "../test.h"
 #include "pesq.h"
 #include "quality.h"
+#include "scorer.h"
 #include "status.h"
 #include "track.h"
 
@@ -107,7 +108,33 @@ static void levels_and_nothing(void **state) {
   assert_true(isnan(q.pesq) && isnan(q.si_sdr_db));
 }
 
+/* A batch beside other work: the same scores as one by one, for any number of threads. */
+static void batches(void **state) {
+  (void)state;
+  enum { BATCH = 5, N = 16000 };
+  double want[BATCH], found[BATCH];
+  int64_t n_failed;
+  for (int i = 0; i < BATCH; i++) kr_pesq(clean + i * N, i == 3 ? other : noisy + i * N, N, KR_PESQ_WIDE, &want[i]);
+  float *x = malloc(2 * BATCH * N * sizeof *x);
+  memcpy(x, clean, BATCH * N * sizeof *x);
+  memcpy(x + BATCH * N, noisy, BATCH * N * sizeof *x);
+  memset(x + (BATCH + 3) * N, 0, N * sizeof *x); /* silent: fails */
+  for (int n_threads = 1; n_threads < 8; n_threads += 3) {
+    kr_scorer *scorer = NULL;
+    assert_int_equal(kr_scorer_open(n_threads, &scorer), KRAIT_OK);
+    for (int turn = 0; turn < 3; turn++) {
+      assert_int_equal(kr_scorer_begin(scorer, x, x + BATCH * N, BATCH - turn, N), KRAIT_OK);
+      assert_true(turn > 0 || kr_scorer_begin(scorer, x, x, 1, N) < 0);
+      assert_int_equal(kr_scorer_end(scorer, found, &n_failed), KRAIT_OK);
+      assert_int_equal(n_failed, turn < 2);
+      for (int i = 0; i < BATCH - turn; i++) assert_true(i == 3 ? isnan(found[i]) : found[i] == want[i]);
+    }
+    kr_scorer_close(&scorer);
+  }
+  free(x);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(as_independent_programs), cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs), cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
   return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

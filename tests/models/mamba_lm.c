@@ -8,7 +8,7 @@
 
 #include "mamba_lm/mamba_lm.h"
 
-static const char *const models[][2] = {{"mamba1", "mamba1"}, {"mamba1-hf", "mamba1"}, {"mamba2", "mamba2"}, {"mamba2-hf", "mamba2"}, {"falcon-hf", "falcon"}, {"mamba1/pytorch_model.bin", "mamba1"}, {"mamba2/pytorch_model.bin", "mamba2"}};
+static const char *const models[][2] = {{"mamba1", "mamba1"}, {"mamba1-hf", "mamba1"}, {"mamba2", "mamba2"}, {"mamba2-hf", "mamba2"}, {"falcon-hf", "falcon"}, {"mamba1/pytorch_model.bin", "mamba1"}, {"mamba2/pytorch_model.bin", "mamba2"}, {"hybrid", "hybrid"}, {"hybrid/pytorch_model.bin", "hybrid"}};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static krait_ctx *ctx;

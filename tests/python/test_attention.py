@@ -61,7 +61,7 @@ def check_gradients(out, wanted, inputs, twins, bound=1e-5):
     dout = torch.randn_like(out)
     got = torch.autograd.grad(out, inputs, dout)
     for name, g, w in zip("qkvs", got, torch.autograd.grad(wanted, twins, dout.to(wanted.dtype))):
-        assert refs.relative(g, w) < bound, name
+        assert refs.relative(g, w) < bound or (w.norm() < 1e-12 and g.norm() < 1e-6), name
 
 
 # ---- golden files -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_golden(device, path, dtype):
 def test_golden_cache(device, path, dtype):
     config, g = _golden(path, device)
     paged = "block_table" in g
-    caches = [g[("%s_paged" if paged else "%s_cache") % n].to(dtype).clone() for n in "kv"]
+    caches = [g[n + "_cache"].to(dtype).clone() for n in "kv"]
     options = {n: config[n] for n in ("causal", "window_size", "softcap", "softmax_scale", "rotary_interleaved") if n in config}
     for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table", "rotary_cos", "rotary_sin", "alibi_slopes"):
         if name in g:

@@ -8,6 +8,16 @@
 #include "model_folder.h"
 
 enum { KR_MIXER_MAMBA1, KR_MIXER_MAMBA2 };
+enum { KR_MLM_MOST_LAYERS = 4096 };
+
+/* The layers of attention of a hybrid. */
+typedef struct kr_mlm_attention {
+  uint8_t layers[KR_MLM_MOST_LAYERS]; /* 1: of attention */
+  int32_t n;                          /* how many */
+  int64_t H, Hk, D, W, R;             /* query and key heads, their size, taps of the convolution (0: none), rotated pairs */
+  int32_t is_interleaved;
+  float scale, base;                  /* scale 0: 1 / sqrt D; of the angles */
+} kr_mlm_attention;
 
 typedef struct kr_mlm_config {
   int32_t mixer;                  /* KR_MIXER_* */
@@ -19,7 +29,15 @@ typedef struct kr_mlm_config {
   int64_t n_used;                 /* tokens that the model was trained on: vocab_size before padding, or V */
   int64_t eos[8];
   int32_t n_eos;
+  kr_mlm_attention attention;
 } kr_mlm_config;
+
+/* A layer's channels before its convolution, and its taps. */
+static inline int64_t kr_mlm_channels(const kr_mlm_config *c, int64_t layer) {
+  const kr_mlm_attention *a = &c->attention;
+  return a->layers[layer] ? (a->H + 2 * a->Hk) * a->D : c->mixer == KR_MIXER_MAMBA1 ? c->Di : c->Di + 2 * c->G * c->N;
+}
+static inline int64_t kr_mlm_taps(const kr_mlm_config *c, int64_t layer) { return c->attention.layers[layer] ? c->attention.W : c->W; }
 
 /* What a layer's tensors are; data lie where the context computes, 0: absent. */
 typedef struct kr_mlm_tensor {
@@ -63,13 +81,16 @@ int32_t kr_mlm_reset(kr_mlm *model, int64_t slot);
 int32_t kr_mlm_read(kr_mlm *model, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits);
 /* One token each for B different slots; logits (B,V). */
 int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits);
+/* A step as the one before, whose logits stay where they are: for timing. */
+int32_t kr_mlm_step_again(kr_mlm *model);
+int32_t kr_mlm_wait(const kr_mlm *model);
 
 /* A slot's states as named tensors, in host memory. */
 typedef int32_t (*kr_mlm_state_fn)(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data);
 int32_t kr_mlm_states_out(kr_mlm *model, int64_t slot, kr_mlm_state_fn take, void *user); /* data hold the states */
-int32_t kr_mlm_states_in(kr_mlm *model, int64_t slot, kr_mlm_state_fn give, void *user);  /* data are filled in */
+int32_t kr_mlm_states_in(kr_mlm *model, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user); /* data are filled in */
 
-/* ---- graphs (mamba_lm_graph.c) ---- */
+/* ---- graphs (mamba_lm_graph.c); room: tokens that keys and values have place for ---- */
 typedef struct kr_mlm_run {
   int64_t B, L;    /* sequences, tokens of each; L > 1 only with B == 1 */
   int32_t is_step; /* by the ops of one token, states by slots; else by the parallel ops, states of one slot */
@@ -80,10 +101,12 @@ typedef struct kr_mlm_graph {
   kr_graph *g;
   kr_runner *runner;
   kr_tensor ids, slots, logits; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32 */
-  kr_tensor *conv, *ssm;      /* states of each layer */
+  kr_tensor *conv, *ssm;      /* states of each layer; 0: it has none */
+  kr_tensor *keys, *values;   /* of layers of attention */
+  kr_tensor lengths, cos, sin; /* (B) int32: tokens that came before; (room, R) */
   uint64_t used;              /* by the clock of its keeper */
 } kr_mlm_graph;
-int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, kr_mlm_graph *graph);
+int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, int64_t room, kr_mlm_graph *graph);
 void kr_mlm_graph_close(kr_mlm_graph *graph);
 
 #endif

@@ -50,16 +50,17 @@ static kr_tensor as_channels(const builder *b, kr_tensor rows) {
   return b->to->run.is_step ? kr_graph_reshape(b->g, rows, KR_DIMS(b->R, C, 1)) : kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->R, C)), (int[]){0, 2, 1});
 }
 
-/* silu(conv(x)) as rows of C channels, and the state of the layer moved on. */
-static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C) {
-  const kr_tensor out = new_rows(b, C), state = b->to->conv[b->i], w = weight(b, "conv", &b->layer->conv, KR_DIMS(C, b->c->W)), bias = WEIGHT(conv_bias, C);
+/* act(conv(x)) as rows of C channels, and the state of the layer moved on. */
+static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t activation) {
+  const int64_t W = kr_mlm_taps(b->c, b->i);
+  const kr_tensor out = new_rows(b, C), state = b->to->conv[b->i], w = weight(b, "conv", &b->layer->conv, KR_DIMS(C, W)), bias = WEIGHT(conv_bias, C);
   if (b->to->run.is_step) {
-    kr_graph_call(b->g, "conv", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU, .x = view(b, as_channels(b, x)), .conv_state = view(b, state), .weight = view(b, w),
+    kr_graph_call(b->g, "conv", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.activation = activation, .x = view(b, as_channels(b, x)), .conv_state = view(b, state), .weight = view(b, w),
                   .bias = view(b, bias), .conv_state_indices = view(b, b->to->slots), .out = view(b, as_channels(b, out))});
     return out;
   }
-  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, C, b->c->W - 1));
-  kr_graph_call(b->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU, .x = view(b, as_channels(b, x)), .weight = view(b, w), .bias = view(b, bias),
+  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, C, W - 1));
+  kr_graph_call(b->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = activation, .x = view(b, as_channels(b, x)), .weight = view(b, w), .bias = view(b, bias),
                 .initial_states = view(b, state), .out = view(b, as_channels(b, out)), .final_states = view(b, after)});
   copy(b, "conv_state", after, state);
   return out;
@@ -89,7 +90,7 @@ static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr
 static kr_tensor mix_mamba1(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const kr_tensor xz = project(b, "in_proj", x, WEIGHT(in_proj, 2 * c->Di, c->d), WEIGHT(in_proj_bias, 2 * c->Di));
-  const kr_tensor u = convolve(b, kr_graph_slice(b->g, xz, 1, 0, c->Di), c->Di), y = new_rows(b, c->Di);
+  const kr_tensor u = convolve(b, kr_graph_slice(b->g, xz, 1, 0, c->Di), c->Di, KRAIT_ACT_SILU), y = new_rows(b, c->Di);
   const kr_tensor columns = project(b, "x_proj", u, WEIGHT(x_proj, c->R + 2 * c->N, c->Di), 0);
   kr_tensor dt = kr_graph_slice(b->g, columns, 1, 0, c->R), B = kr_graph_slice(b->g, columns, 1, c->R, c->N), C = kr_graph_slice(b->g, columns, 1, c->R + c->N, c->N);
   if (c->dt_eps > 0) { /* FalconMamba */
@@ -131,11 +132,43 @@ static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
   const kr_tensor all = project(b, "in_proj", x, WEIGHT(in_proj, c->Di + C + c->H, c->d), WEIGHT(in_proj_bias, c->Di + C + c->H));
-  const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
+  const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C, KRAIT_ACT_SILU), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
   scan_heads(b, kr_graph_slice(b->g, xBC, 1, 0, c->Di), kr_graph_slice(b->g, all, 1, c->Di + C, c->H), kr_graph_slice(b->g, xBC, 1, c->Di, GN), kr_graph_slice(b->g, xBC, 1, c->Di + GN, GN), y);
   kr_graph_call(b->g, "gate_norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST, .group_size = c->Di / c->G, .eps = 1e-5f, .x = view(b, y),
                 .z = view(b, kr_graph_slice(b->g, all, 1, 0, c->Di)), .weight = view(b, WEIGHT(gate_norm, c->Di)), .out = view(b, gated)});
   return project(b, "out_proj", gated, WEIGHT(out_proj, c->d, c->Di), WEIGHT(out_proj_bias, c->d));
+}
+
+/* ---- attention ---- */
+
+/* Columns of rows as heads: (B,L,H,D), where B or L is 1. */
+static kr_tensor as_heads(const builder *b, kr_tensor rows, int64_t from, int64_t H) {
+  const kr_mlm_run *run = &b->to->run;
+  const int64_t D = b->c->attention.D;
+  return kr_graph_reshape(b->g, kr_graph_slice(b->g, rows, 1, from * D, H * D), KR_DIMS(run->B, run->L, H, D));
+}
+
+static kr_tensor attend(const builder *b, kr_tensor x) {
+  const kr_mlm_config *c = b->c;
+  const kr_mlm_attention *a = &c->attention;
+  const kr_mlm_run *run = &b->to->run;
+  const int64_t C = kr_mlm_channels(c, b->i);
+  kr_tensor qkv = project(b, "in_proj", x, WEIGHT(in_proj, C, c->d), WEIGHT(in_proj_bias, C));
+  if (a->W) qkv = convolve(b, qkv, C, KRAIT_ACT_NONE);
+  kr_tensor q = as_heads(b, qkv, 0, a->H);
+  const kr_tensor y = new_rows(b, a->H * a->D), used = kr_graph_temp(b->g, KRAIT_I32, KR_DIMS(run->B)), cos = b->to->cos, sin = b->to->sin, keys = b->to->keys[b->i], values = b->to->values[b->i];
+  if (a->R) {
+    const kr_tensor turned = kr_graph_temp(b->g, b->dtype, KR_DIMS(run->B, run->L, a->H, a->D));
+    kr_graph_call(b->g, "rotary", &kr_op_rotary, &(krait_rotary_args){.call.flags = a->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0, .x = view(b, q), .cos = view(b, cos), .sin = view(b, sin),
+                  .offsets = view(b, b->to->lengths), .out = view(b, turned)});
+    q = turned;
+  }
+  kr_graph_call(b->g, "append", &kr_op_attention_append, &(krait_attention_append_args){.call.flags = a->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0, .k = view(b, as_heads(b, qkv, a->H, a->Hk)),
+                .v = view(b, as_heads(b, qkv, a->H + a->Hk, a->Hk)), .cos = view(b, a->R ? cos : 0), .sin = view(b, a->R ? sin : 0), .cache_seqlens = view(b, b->to->lengths),
+                .cache_batch_idx = view(b, b->to->slots), .k_cache = view(b, keys), .v_cache = view(b, values), .seqused = view(b, used)});
+  kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .scale = a->scale, .q = view(b, q), .k = view(b, keys), .v = view(b, values),
+                .seqused_k = view(b, used), .cache_batch_idx = view(b, b->to->slots), .out = view(b, kr_graph_reshape(b->g, y, KR_DIMS(run->B, run->L, a->H, a->D)))});
+  return project(b, "out_proj", y, WEIGHT(out_proj, c->d, a->H * a->D), WEIGHT(out_proj_bias, c->d));
 }
 
 /* ---- the whole ---- */
@@ -165,26 +198,40 @@ static kr_tensor record_layers(builder *b, const kr_mlm_weights *w, kr_tensor h,
   for (b->i = 0; b->i < c->n_layers; b->i++) {
     b->layer = &w->layers[b->i];
     const kr_tensor x = add_norm(b, "norm", h, stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
-    h = (c->mixer == KR_MIXER_MAMBA1 ? mix_mamba1 : mix_mamba2)(b, x);
+    h = (c->attention.layers[b->i] ? attend : c->mixer == KR_MIXER_MAMBA1 ? mix_mamba1 : mix_mamba2)(b, x);
     if (c->F) h = feed_forward(b, add_norm(b, "norm2", h, stream, WEIGHT(norm2, c->d), WEIGHT(norm2_bias, c->d)));
   }
   return h;
 }
 
-static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots) {
+static kr_tensor state(const builder *b, const char *kind, int64_t i, int32_t dtype, kr_dims dims) {
+  char name[32];
+  snprintf(name, sizeof name, "%s.%lld", kind, (long long)i);
+  return kr_graph_output(b->g, name, dtype, dims);
+}
+
+/* What lives from run to run: of all slots for steps, else of one. */
+static void record_states(const builder *b, int64_t n_slots, int64_t room) {
+  const kr_mlm_config *c = b->c;
+  const kr_mlm_attention *a = &c->attention;
+  kr_mlm_graph *to = b->to;
+  const int64_t n = to->run.is_step ? n_slots : 1;
+  for (int64_t i = 0; i < c->n_layers; i++) {
+    if (kr_mlm_taps(c, i)) to->conv[i] = state(b, "conv", i, KRAIT_F32, KR_DIMS(n, kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1));
+    if (!a->layers[i]) to->ssm[i] = state(b, "ssm", i, KRAIT_F32, KR_DIMS(n, c->H, c->P, c->N));
+    if (a->layers[i]) to->keys[i] = state(b, "keys", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D)), to->values[i] = state(b, "values", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D));
+  }
+  if (a->n) to->lengths = kr_graph_input(b->g, "lengths", KRAIT_I32, KR_DIMS(to->run.B));
+  if (a->R) to->cos = kr_graph_input(b->g, "cos", KRAIT_F32, KR_DIMS(room, a->R)), to->sin = kr_graph_input(b->g, "sin", KRAIT_F32, KR_DIMS(room, a->R));
+}
+
+static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t room) {
   const kr_mlm_config *c = b->c;
   kr_mlm_graph *to = b->to;
-  const int64_t C = c->mixer == KR_MIXER_MAMBA1 ? c->Di : c->Di + 2 * c->G * c->N, n_states = to->run.is_step ? n_slots : 1;
-  char name[32];
   kr_tensor stream = 0;
   to->ids = kr_graph_input(b->g, "ids", KRAIT_I32, KR_DIMS(b->R));
   if (to->run.is_step) to->slots = kr_graph_input(b->g, "slots", KRAIT_I32, KR_DIMS(b->R));
-  for (int64_t i = 0; i < c->n_layers; i++) {
-    snprintf(name, sizeof name, "conv.%lld", (long long)i);
-    to->conv[i] = kr_graph_output(b->g, name, KRAIT_F32, KR_DIMS(n_states, C, c->W - 1));
-    snprintf(name, sizeof name, "ssm.%lld", (long long)i);
-    to->ssm[i] = kr_graph_output(b->g, name, KRAIT_F32, KR_DIMS(n_states, c->H, c->P, c->N));
-  }
+  record_states(b, n_slots, room);
   const kr_tensor table = kr_graph_weight(b->g, "embedding", w->embedding.dtype, KR_DIMS(c->V, c->d), w->embedding.data), x = new_rows(b, c->d);
   kr_graph_call(b->g, "embedding", &kr_op_gather_rows, &(krait_gather_rows_args){.table = view(b, table), .index = view(b, to->ids), .out = view(b, x)});
   kr_tensor h = record_layers(b, w, x, &stream);
@@ -200,11 +247,12 @@ static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots) {
   kr_graph_call(b->g, "head", &kr_op_gemm, &(krait_gemm_args){.A = view(b, last_x), .Bmat = view(b, kr_graph_permute(b->g, head, (int[]){1, 0})), .out = view(b, to->logits)});
 }
 
-int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, kr_mlm_graph *to) {
-  *to = (kr_mlm_graph){.run = *run, .conv = kr_alloc_array((size_t)c->n_layers, sizeof *to->conv), .ssm = kr_alloc_array((size_t)c->n_layers, sizeof *to->ssm)};
-  int32_t status = to->conv && to->ssm ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, int64_t room, kr_mlm_graph *to) {
+  *to = (kr_mlm_graph){.run = *run, .conv = kr_alloc_array(4 * (size_t)c->n_layers, sizeof *to->conv)};
+  if (to->conv) to->ssm = to->conv + c->n_layers, to->keys = to->ssm + c->n_layers, to->values = to->keys + c->n_layers;
+  int32_t status = to->conv ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
   builder b = {.g = to->g, .c = c, .dtype = w->dtype, .R = run->B * run->L, .to = to};
-  if (status >= 0) record(&b, w, n_slots);
+  if (status >= 0) record(&b, w, n_slots, room);
   if (status >= 0) status = kr_graph_plan(to->g, ctx, 0);
   if (status >= 0) status = kr_runner_open(to->g, &to->runner);
   if (status < 0) kr_mlm_graph_close(to);
@@ -215,6 +263,5 @@ void kr_mlm_graph_close(kr_mlm_graph *graph) {
   kr_runner_close(&graph->runner);
   kr_graph_close(&graph->g);
   kr_free(graph->conv);
-  kr_free(graph->ssm);
   *graph = (kr_mlm_graph){0};
 }

@@ -137,12 +137,23 @@ static int32_t take_mamba2(loader *l, int64_t i, kr_mlm_layer *to) {
   return take(l, i, "mixer.norm.weight", 1, SHAPE(c->Di), AS_STORED, &to->gate_norm);
 }
 
+static int32_t take_attention(loader *l, int64_t i, kr_mlm_layer *to) {
+  const kr_mlm_attention *a = &l->c->attention;
+  const int64_t C = kr_mlm_channels(l->c, i);
+  KR_TRY(take(l, i, "mixer.in_proj.weight", 1, SHAPE(C, l->c->d), AS_STORED, &to->in_proj));
+  KR_TRY(take(l, i, "mixer.in_proj.bias", 0, SHAPE(C), AS_STORED, &to->in_proj_bias));
+  if (!a->W) return KRAIT_OK;
+  KR_TRY(take(l, i, "mixer.conv1d.weight", 1, SHAPE(C, 1, a->W), AS_STORED, &to->conv));
+  return take(l, i, "mixer.conv1d.bias", 1, SHAPE(C), AS_STORED, &to->conv_bias);
+}
+
 static int32_t take_layer(loader *l, int64_t i, kr_mlm_layer *to) {
   const kr_mlm_config *c = l->c;
   KR_TRY(take(l, i, "norm.weight", 1, SHAPE(c->d), AS_STORED, &to->norm));
   KR_TRY(take(l, i, "norm.bias", 0, SHAPE(c->d), AS_STORED, &to->norm_bias));
-  KR_TRY((c->mixer == KR_MIXER_MAMBA1 ? take_mamba1 : take_mamba2)(l, i, to));
-  KR_TRY(take(l, i, "mixer.out_proj.weight", 1, SHAPE(c->d, c->Di), AS_STORED, &to->out_proj));
+  const int is_attention = c->attention.layers[i];
+  KR_TRY((is_attention ? take_attention : c->mixer == KR_MIXER_MAMBA1 ? take_mamba1 : take_mamba2)(l, i, to));
+  KR_TRY(take(l, i, "mixer.out_proj.weight", 1, SHAPE(c->d, is_attention ? c->attention.H * c->attention.D : c->Di), AS_STORED, &to->out_proj));
   KR_TRY(take(l, i, "mixer.out_proj.bias", 0, SHAPE(c->d), AS_STORED, &to->out_proj_bias));
   if (!c->F) return KRAIT_OK;
   KR_TRY(take(l, i, "norm2.weight", 1, SHAPE(c->d), AS_STORED, &to->norm2));

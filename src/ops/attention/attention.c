@@ -33,8 +33,11 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const kr_row rows[] = {
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper, kr_attention_hopper_scratch},
+    {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere, kr_attention_ampere_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
+#define KR_ISA(isa, cap)                                                                                                                        \
+  {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, kr_attention_few_scratch_##isa}, \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_ref, kr_attention_ref_scratch},

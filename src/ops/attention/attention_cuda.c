@@ -66,6 +66,47 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[which], &grid, &p, sizeof p);
 }
 
+/* ---- ampere -------------------------------------------------------------------------------------------------------------------- */
+
+static int rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
+
+/* Heads whose keys and values share the L2 cache, half of which they may have. */
+static int32_t heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
+  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
+  const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
+  return (int32_t)(group < all ? group : all);
+}
+
+static int ampere_size(const kr_attention_plan *p) { return p->D > 128 ? 2 : p->D > 64; }
+
+const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_args *a = args;
+  const kr_attention_plan p = kr_attention_plan_of(a);
+  const char *why = kr_attention_refuse_sizes(&p);
+  if (why) return why;
+  if (p.q.dtype == KRAIT_F32) return "float32";
+  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
+  if (!(p.scale > 0)) return "a scale that is not positive";
+  if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
+  if (!rows_take_packs(&p.q) || !rows_take_packs(&p.k) || !rows_take_packs(&p.v) || !rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+
+#define AMPERE(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}}
+
+int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2][3][2] = {{AMPERE("kr_attention_ampere_64"), AMPERE("kr_attention_ampere_128"), AMPERE("kr_attention_ampere_256")},
+    {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"), AMPERE("kr_attention_ampere_256_any")}};
+  const krait_attention_args *a = args;
+  kr_attention_plan p = kr_attention_plan_of(a);
+  const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D), any = p.softcap > 0 || p.slopes || p.rng.data;
+  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = heads_together(ctx, &p);
+  const kr_grid grid = {.x = (uint32_t)p.n_units, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D), .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+}
+
 /* ---- hopper -------------------------------------------------------------------------------------------------------------------- */
 
 /* Whether bulk copies take the tensor: 16 bytes aligned, channels side by side. */
@@ -75,8 +116,6 @@ static int boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_
   if ((L > 1 && (t->t % 8 != 0 || t->t <= 0 || t->t >= limit)) || (H > 1 && (t->h % 8 != 0 || t->h <= 0 || t->h >= limit))) return 0;
   return B <= 1 || (t->b % 8 == 0 && t->b > 0 && t->b < limit);
 }
-
-static int rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
 
 const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
@@ -113,13 +152,6 @@ static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, cons
   KR_TRY(make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
   KR_TRY(make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
   return make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
-}
-
-/* Heads whose keys and values share the L2 cache, half of which they may have. */
-static int32_t heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
-  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
-  const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
-  return (int32_t)(group < all ? group : all);
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {

@@ -3,7 +3,7 @@
  * the other warpgroup has its exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
  * before. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
  * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
-#include "attention_tiles.cuh"
+#include "attention_fragments.cuh"
 #include "wgmma.cuh"
 
 #ifdef KR_HALF
@@ -14,9 +14,6 @@ typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { D = KR_D, GROUPS = KR_HOPPER_GROUPS(D), ROWS = KR_HOPPER_ROWS(D), STAGES = KR_HOPPER_KV_STAGES, BLOCKS = D / 64, THREADS = KR_HOPPER_THREADS_OF(D), ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */ };
-#define MINUS_INFINITY (-__builtin_inff())
-/* Sums are not taken anew while they grow by less than 2^8: nothing is lost by it. */
-#define SLACK 8.0f
 
 typedef struct layout {
   uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty;
@@ -47,10 +44,8 @@ KR_DEV unit unit_at(const kr_attention_plan &p, int round) {
   unit u;
   u.has_rows = 0, u.first = u.end = 0;
   if (index >= p.n_units) return u;
-  const int per_section = p.section * p.n_q_tiles, section = index / per_section, rest = index - section * per_section;
-  const int left = p.H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads, head = section * p.section + rest - tile * heads;
-  u.b = head / p.H, u.h = head - u.b * p.H, u.kv = u.h / p.heads;
-  u.row = (p.n_q_tiles - 1 - tile) * ROWS;
+  const task at = task_of(p, index);
+  u.b = at.b, u.h = at.h, u.kv = at.h / p.heads, u.row = at.tile * ROWS;
   u.s = sequence_of(p, u.b);
   u.has_rows = u.row < u.s.rows_q;
   if (!u.has_rows || u.row >= u.s.n_q) return u;
@@ -149,8 +144,6 @@ KR_DEV void start_output(const layout &at, const place &v, const uint32_t (&w)[N
   kr_wgmma_commit();
 }
 
-KR_DEV float higher(float a, float b) { return a > b ? a : b; }
-
 template <int N>
 KR_DEV void hide(const limits &l, const lanes &me, int key, float (&s)[N / 2]) {
 #pragma unroll
@@ -215,41 +208,20 @@ KR_DEV void clear_behind(const kr_attention_plan &p, const unit &u, const lanes 
   kr_sync_at<128>(ORDER + 3 + me.group);
 }
 
-/* Four words of a lane, one of each of four columns of eight, for the four words of one. */
-KR_DEV kr_raw16 gather_quad(const uint32_t (&w)[4]) {
-  const int lane = kr_thread() & 3, odd = lane & 1, high = lane & 2;
-  uint32_t a[2], b[2]; /* of one of two pairs of columns: what the lower and the upper lane of the pair have */
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const uint32_t mine = odd ? w[2 * i + 1] : w[2 * i], theirs = kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(odd ? w[2 * i] : w[2 * i + 1]), 1));
-    a[i] = odd ? theirs : mine, b[i] = odd ? mine : theirs;
-  }
-  const uint32_t keep_a = high ? a[1] : a[0], keep_b = high ? b[1] : b[0];
-  const uint32_t other_a = kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(high ? a[0] : a[1]), 2)), other_b = kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(high ? b[0] : b[1]), 2));
-  return high ? kr_raw16{{other_a, other_b, keep_a, keep_b}} : kr_raw16{{keep_a, keep_b, other_a, other_b}};
-}
-
 /* Rows without keys: 0, and infinity. */
 KR_DEV void finish(const kr_attention_plan &p, const unit &u, const lanes &me, float scale, const float (&most)[2], const float (&sum)[2], const float (&o)[D / 2]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = u.row + me.first_row + 8 * r;
-    float total = sum[r] + kr_shuffle_xor(sum[r], 1), offset = most[r] * scale, by = 1.0f;
-    total += kr_shuffle_xor(total, 2);
-    if (p.sinks && total > 0) {
-      const float sink = kr_load(p.sinks, u.h * p.sinks_h, p.sinks_dtype) * KR_LOG2E, now = higher(sink, offset);
-      by = kr_exp2(offset - now), total = kr_fma(total, by, kr_exp2(sink - now)), offset = now;
-    }
-    by = total > 0 && i < u.s.n_q ? by / total : 0.0f;
     const int there = i < u.s.rows_q;
-    if (p.lse.data && there && me.column == 0) ((float *)p.lse.data)[query_at(p.lse, u.s, u.h, i)] = by > 0 ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;
+    const float by = end_sum(p, u.s, u.h, i, scale, most[r], sum[r], me.column == 0);
     uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, u.s, u.h, i);
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {
       uint32_t w[4];
 #pragma unroll
-      for (int k = 0; k < 4; k++) w[k] = kr_pack(by > 0 ? o[4 * (j + k) + 2 * r] * by : 0.0f, by > 0 ? o[4 * (j + k) + 2 * r + 1] * by : 0.0f, DTYPE);
-      const kr_raw16 eight = gather_quad(w);
+      for (int k = 0; k < 4; k++) w[k] = by > 0 ? kr_pack(o[4 * (j + k) + 2 * r] * by, o[4 * (j + k) + 2 * r + 1] * by, DTYPE) : 0;
+      const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
       const int column = 8 * j + 4 * me.column;
       if (there && column < p.D) *(kr_raw16 *)(to + column) = eight;
     }

@@ -49,6 +49,12 @@ typedef struct kr_attention_plan {
   int64_t delta_h;
 } kr_attention_plan;
 
+/* Tiles of 64 M rows by N keys; two of keys and one of values lie in shared memory. */
+enum { KR_ATTENTION_AMPERE_THREADS = 128 };
+#define KR_AMPERE_M(D) ((D) > 128 ? 1 : 2)
+#define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
+#define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
+
 /* A driver's tensor map: (channel, token, head, batch). */
 typedef struct __attribute__((aligned(64))) kr_attention_map {
   uint64_t words[16];

@@ -19,4 +19,14 @@ KR_ATTENTION_SCRATCH(scratch_avx2)
 KR_ATTENTION_SCRATCH(scratch_neon)
 KR_ATTENTION_SCRATCH(scratch_scalar)
 
+/* Few queries: a row of each instruction set before its tiles. */
+#define KR_ATTENTION_FEW(isa)                                                                \
+  const char *kr_attention_few_refuse_##isa(const krait_ctx *ctx, const void *args);         \
+  int32_t kr_attention_few_##isa(const krait_ctx *ctx, const void *args);                    \
+  uint64_t kr_attention_few_scratch_##isa(const krait_ctx *ctx, const void *args);
+KR_ATTENTION_FEW(avx512)
+KR_ATTENTION_FEW(avx2)
+KR_ATTENTION_FEW(neon)
+KR_ATTENTION_FEW(scalar)
+
 #endif

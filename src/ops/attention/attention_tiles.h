@@ -85,21 +85,21 @@ KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, c
 #endif
 
 /* scores = rows (panels of D columns, `pitch` rows each) times keys [D][NR]. */
-static __attribute__((noinline)) void attention_scores(int rows, const float *Q, int64_t pitch, const float *K, int64_t D, float *scores) {
+static inline void attention_scores(int rows, const float *Q, int64_t pitch, const float *K, int64_t D, float *scores) {
 #define CALL(n) attention_tile(n, Q, NR, 1, pitch *NR, K, D, scores, SCORES, 0)
   ATTENTION_ROWS(rows, CALL)
 #undef CALL
 }
 
 /* sums [row][NR] += P [row][SCORES] times a panel of values [n_keys][NR]. */
-static void attention_add_values(int rows, const float *P, const float *V, int64_t n_keys, float *sums) {
+static inline void attention_add_values(int rows, const float *P, const float *V, int64_t n_keys, float *sums) {
 #define CALL(n) attention_tile(n, P, SCORES, 1, NR, V, n_keys, sums, NR, 1)
   ATTENTION_ROWS(rows, CALL)
 #undef CALL
 }
 
 /* sums [key][NR] += the turned P [query][SCORES], from a column on, times a panel of queries [n][NR]. */
-static void attention_add_turned(int keys, const float *P, const float *B, int64_t n_queries, float *sums) {
+static inline void attention_add_turned(int keys, const float *P, const float *B, int64_t n_queries, float *sums) {
 #define CALL(n) attention_tile(n, P, 1, SCORES, NR *SCORES, B, n_queries, sums, NR, 1)
   ATTENTION_ROWS(keys, CALL)
 #undef CALL
@@ -110,7 +110,7 @@ static void attention_add_turned(int keys, const float *P, const float *B, int64
 enum { ROW_FLOATS = KR_ATTENTION_MOST_D + 32 };
 
 /* Row `row` of panels of `pitch` rows: n values times scale. */
-static __attribute__((noinline)) void attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+static inline void attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale);
   kr_row_load(values, view->data, view->dtype, at, view->stride[3], n);
@@ -122,7 +122,7 @@ static __attribute__((noinline)) void attention_pack_row(float *to, int64_t pitc
   }
 }
 
-static void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
+static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view, int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale);
   for (int64_t first = 0; first < n; first += NR) {
@@ -134,7 +134,7 @@ static void attention_unpack_row(const float *from, int64_t pitch, int64_t row, 
 }
 
 /* Keys j0..j0+n-1 of a key head as turned panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
-static __attribute__((noinline)) void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D, float *lines) {
+static inline void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D, float *lines) {
   for (int64_t first = 0; first < n; first += NR) {
     const int lanes = (int)attention_least(n - first, NR);
     if (!kr_has(in->block_table) && view->stride[3] == 1) {
@@ -156,7 +156,7 @@ static __attribute__((noinline)) void attention_pack_turned(float *to, const kr_
 }
 
 /* Keys j0..j0+n-1 as panels of KEYS rows. */
-static void attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+static inline void attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
   for (int64_t j = 0; j < n; j++) attention_pack_row(to, KEYS, j, view, kr_attention_key(in, s, view, j0 + j) + g * view->stride[2], D, 1);
 }
 

@@ -23,30 +23,6 @@ KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, in
 
 /* ---- states ---- */
 
-/* A warp's rows of a state in registers: rows c + g and 8 more, columns 8 j + 2 q and one more. */
-template <int N>
-KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int b, int h, int c, float (&s)[N / 8][4]) {
-  const int lane = kr_thread() & 31;
-#pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(8 * j + 2 * (lane & 3) + (k & 1));
-      s[j][k] = v.data && row < f.P && n < f.N ? kr_load(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype) : 0.0f;
-    }
-}
-template <int N>
-KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int b, int h, int c, const float (&s)[N / 8][4]) {
-  const int lane = kr_thread() & 31;
-#pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(8 * j + 2 * (lane & 3) + (k & 1));
-      if (row < f.P && n < f.N) kr_store(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype, s[j][k]);
-    }
-}
-
 /* A warp's 16 rows of the state to its tile, through its own rows of shared memory. */
 template <int N>
 KR_DEV void leave_state(uint16_t *tile, unsigned char *staged, const float (&s)[N / 8][4]) {
@@ -76,7 +52,7 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
   const kr_ssd_tensor &rows = BACK ? f.dout : f.x, &matrix = BACK ? f.Cmat : f.Bmat;
   const int64_t row_at = b * rows.b + h * rows.h + p0, matrix_at = b * matrix.b + g * matrix.h;
   float s[N / 8][4];
-  load_state<N>(f, BACK ? p.dfinal : f.initial, b, h, p0 + 16 * w, s);
+  load_state<N>(f, BACK ? p.dfinal : f.initial, b, h, p0 + 16 * w, 0, s);
   for (int i = -1; i < p.n_chunks; i++) {
     unsigned char *const now = shared + anew((i & 1) * STAGE), *const next = shared + anew((~i & 1) * STAGE);
     const int c = BACK ? p.n_chunks - 1 - i : i, more = i + 1 < p.n_chunks;
@@ -106,7 +82,7 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
       }
     }
   }
-  if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, s);
+  if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, 0, s);
 }
 
 template <int N>
@@ -174,33 +150,6 @@ KR_DEV float add_row(float v) {
   v += kr_shuffle_xor(v, 1);
   return v + kr_shuffle_xor(v, 2);
 }
-
-/* A warp: rows 16 m and on, columns half n of the tile. */
-typedef struct warp_place {
-  int m, n, g, q, lane, row;
-} warp_place;
-
-KR_DEV warp_place my_place(void) {
-  const int w = kr_thread() >> 5, lane = kr_thread() & 31;
-  return warp_place{w & 3, w >> 2, lane >> 2, lane & 3, lane, 16 * (w & 3) + (lane >> 2)};
-}
-
-/* 16 rows from 16 m on as a factor, 16 k from 16 k on; rows of ROW_BYTES. */
-template <int ROW_BYTES>
-KR_DEV void load_a(uint32_t (&a)[4], const unsigned char *rows, const warp_place &me, int k) {
-  kr_load_matrices(a, rows + kr_swizzle<ROW_BYTES>(16 * me.m + (me.lane & 15), 2 * k + (me.lane >> 4)));
-}
-/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8 columns. */
-template <int ROW_BYTES>
-KR_DEV void load_b(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int first, int k) {
-  kr_load_matrices(b, rows + kr_swizzle<ROW_BYTES>(first + (me.lane & 7) + (me.lane >> 4) * 8, 2 * k + (me.lane >> 3 & 1)));
-}
-template <int ROW_BYTES>
-KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int k, int chunk) {
-  kr_load_matrices_turned(b, rows + kr_swizzle<ROW_BYTES>(16 * k + (me.lane & 7) + (me.lane >> 3 & 1) * 8, chunk + (me.lane >> 4)));
-}
-
-KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
 
 /* What the products before the exchange of P give: P to shared memory, W, dC, and sums of tokens. */
 template <int N>

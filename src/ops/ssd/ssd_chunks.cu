@@ -1,15 +1,15 @@
-/* ssd_chunks.cu: the SSD on tensor cores (ssd_ref.c has the equation), from Ampere on: a block of four warps walks along time with one
+/* ssd_chunks.cu: the SSD on tensor cores (ssd_ref.c has the equation), from Ampere on: a block of eight warps walks along time with one
  * head's state (64 channels, N states) in its accumulators, chunk by chunk of 64 tokens; compiled for float16 and bfloat16 storage.
  * With a the running sum of d A since the chunk began (in powers of two):
- *   Y = 2^a (C S_before^T) + (C B^T o 2^(a_i - a_j) d_j, j <= i) X       S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
- * A warp makes 16 rows of Y and 16 channels of S. C B^T goes from accumulators to factors without leaving its registers. Decays are
- * float32; exponents are differences, at most 0 for A <= 0. Copies of the next chunk and its step sizes are under way meanwhile.
+ *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i     S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
+ * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows of C, when both have
+ * read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the next chunk and its step sizes are under way meanwhile.
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
  * kr_ssd_join        start states of the segments from their ends */
 #include "ssd_mma.cuh"
 
-enum { THREADS = KR_SSD_THREADS };
+enum { THREADS = KR_SSD_CHUNK_THREADS };
 
 template <int N>
 KR_DEV constexpr int stage_bytes(void) { return X_BYTES + 2 * Q * N * 2; }
@@ -30,6 +30,14 @@ KR_DEV place here(const kr_ssd_plan &p) {
   return at;
 }
 
+/* The states of this place's segment as a tensor. */
+KR_DEV kr_ssd_tensor segment_states(const kr_ssd_plan &p, const place &at) {
+  const int64_t size = (int64_t)p.P * p.N, head = p.n_segments * size;
+  kr_ssd_tensor v = {};
+  v.data = p.segment_state + at.segment * size, v.b = p.H * head, v.h = head, v.t = p.N, v.n = 1, v.dtype = KRAIT_F32;
+  return v;
+}
+
 template <int N, int ONLY_ENDS>
 KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *stage, int64_t t0) {
   copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
@@ -38,101 +46,55 @@ KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *sta
   kr_commit_copies();
 }
 
-/* Where a state's element (channel c of the head) lies, and how far apart those along N are. */
-typedef struct state_row {
-  int64_t at, step;
-} state_row;
-
-KR_DEV state_row segment_row(const kr_ssd_plan &p, const place &at, int c) {
-  return state_row{((((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment) * p.P + c) * p.N, 1};
-}
-KR_DEV state_row tensor_row(const kr_ssd_tensor &v, const place &at, int c) { return state_row{at.b * v.b + at.h * v.h + c * v.t, v.n}; }
-
-/* Rows p0 + 16 w + g and 8 more, columns 8 j + 2 q and one more. */
-template <int N>
-KR_DEV void load_state(const kr_ssd_plan &p, const place &at, float (&s)[N / 8][4]) {
-  const int lane = kr_thread() & 31, q = lane & 3, c0 = at.p0 + 16 * (kr_thread() >> 5) + (lane >> 2);
-  const int from_segment = p.n_segments > 1, exists = from_segment || p.initial.data != 0;
-  const void *const data = from_segment ? p.segment_state : p.initial.data;
-  const int32_t dtype = from_segment ? KRAIT_F32 : p.initial.dtype;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int c = c0 + 8 * half;
-    const state_row row = from_segment ? segment_row(p, at, c) : tensor_row(p.initial, at, c);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int n = anew(8 * j + 2 * q + k);
-        s[j][2 * half + k] = exists && c < p.P && n < p.N ? kr_load(data, row.at + n * row.step, dtype) : 0.0f;
-      }
-  }
-}
-
-template <int N>
-KR_DEV void store_state(const kr_ssd_plan &p, const place &at, const float (&s)[N / 8][4], int to_segment) {
-  const int lane = kr_thread() & 31, q = lane & 3, c0 = at.p0 + 16 * (kr_thread() >> 5) + (lane >> 2);
-  float *const data = to_segment ? p.segment_state : (float *)p.final.data;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int c = c0 + 8 * half;
-    const state_row row = to_segment ? segment_row(p, at, c) : tensor_row(p.final, at, c);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int n = anew(8 * j + 2 * q + k);
-        if (c < p.P && n < p.N) data[row.at + n * row.step] = s[j][2 * half + k];
-      }
-  }
+/* The two warps of 16 rows. */
+KR_DEV void sync_pair(const warp_place &me) {
+  if (me.m == 0) kr_sync_some<1, 64>();
+  else if (me.m == 1) kr_sync_some<2, 64>();
+  else if (me.m == 2) kr_sync_some<3, 64>();
+  else kr_sync_some<4, 64>();
 }
 
 /* The state as a factor of the next chunk: [channel][state] in the storage type. */
 template <int N>
-KR_DEV void share_state(unsigned char *shared, const float (&s)[N / 8][4]) {
-  const int lane = kr_thread() & 31, g = lane >> 2, q = lane & 3, row = 16 * (kr_thread() >> 5) + g;
+KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float (&s)[N / 16][4]) {
 #pragma unroll
-  for (int j = 0; j < N / 8; j++) {
-    *(uint32_t *)(shared + kr_swizzle<N * 2>(row, j) + 4 * q) = pack(s[j][0], s[j][1]);
-    *(uint32_t *)(shared + kr_swizzle<N * 2>(row + 8, j) + 4 * q) = pack(s[j][2], s[j][3]);
+  for (int j = 0; j < N / 16; j++) {
+    *(uint32_t *)(shared + kr_swizzle<N * 2>(me.row, me.n * (N / 16) + j) + 4 * me.q) = pack(s[j][0], s[j][1]);
+    *(uint32_t *)(shared + kr_swizzle<N * 2>(me.row + 8, me.n * (N / 16) + j) + 4 * me.q) = pack(s[j][2], s[j][3]);
   }
 }
 
-/* A warp's 16 rows of C as a factor, 16 states from 16 k on. */
+/* S = keeps S + (into X)^T B. */
 template <int N>
-KR_DEV void load_C(uint32_t (&c)[4], const unsigned char *C, int k) {
-  const int lane = kr_thread() & 31, w = kr_thread() >> 5;
-  kr_load_matrices(c, C + kr_swizzle<N * 2>(16 * w + (lane & 15), 2 * k + (lane >> 4)));
-}
-
-/* Y = 2^a (C S^T) for the tokens of the sequence that was there before. */
-template <int N>
-KR_DEV void output_before(float (&y)[PB / 8][4], const unsigned char *C, const unsigned char *state, const chunk_steps &steps) {
-  const int lane = kr_thread() & 31, row = 16 * (kr_thread() >> 5) + (lane >> 2);
+KR_DEV void take_chunk(float (&s)[N / 16][4], const warp_place &me, const unsigned char *x, const unsigned char *B, const chunk_steps &steps) {
+  const float keeps = steps.keeps;
 #pragma unroll
-  for (int j = 0; j < PB / 8; j++) y[j][0] = y[j][1] = y[j][2] = y[j][3] = 0;
+  for (int j = 0; j < N / 16; j++)
 #pragma unroll
-  for (int k = 0; k < N / 16; k++) {
-    uint32_t b[4], c[4];
-    load_C<N>(c, C, k);
+    for (int k = 0; k < 4; k++) s[j][k] = keeps == 0 ? 0.0f : s[j][k] * keeps; /* not even NaN may pass to another sequence */
 #pragma unroll
-    for (int j = 0; j < PB / 16; j++) {
-      kr_load_matrices(b, state + kr_swizzle<N * 2>(16 * j + (lane & 7) + (lane >> 4) * 8, 2 * k + (lane >> 3 & 1)));
-      kr_mma_as(half_type(), y[2 * j], c, b[0], b[1]);
-      kr_mma_as(half_type(), y[2 * j + 1], c, b[2], b[3]);
+  for (int k = 0; k < Q / 16; k++) {
+    uint32_t a[4], b[4];
+    kr_load_matrices_turned(a, x + kr_swizzle<PB * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const kr_float2 into = *(const kr_float2 *)&steps.into[16 * k + (i >> 1) * 8 + 2 * me.q];
+#pragma unroll
+      for (int h = 0; h < 2; h++) a[i + h] = pack(kr_unpack(a[i + h], 0, KR_DTYPE) * into.v[0], kr_unpack(a[i + h], 1, KR_DTYPE) * into.v[1]);
+    }
+#pragma unroll
+    for (int j = 0; j < N / 32; j++) {
+      load_b_turned<N * 2>(b, B, me, k, me.n * (N / 16) + 2 * j);
+      kr_mma_as(half_type(), s[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
     }
   }
-  const float low = steps.segment[row] == 0 ? kr_exp2(steps.a[row]) : 0.0f, high = steps.segment[row + 8] == 0 ? kr_exp2(steps.a[row + 8]) : 0.0f;
-#pragma unroll
-  for (int j = 0; j < PB / 8; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
 }
 
-/* Two factors of a row of C B^T o decays: tokens j and j + 1 for token i. ALL: every token reaches this one, but for sequences. */
-template <int ALL>
+/* Two factors of a row of P: tokens j and j + 1 for token i. */
 KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first, float second) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
-  first *= kr_exp2(a - from.v[0]), second *= kr_exp2(a - from.v[1]);
-  if (!ALL) first = j <= i ? first : 0.0f, second = j < i ? second : 0.0f;
+  first = j <= i ? first * kr_exp2(a - from.v[0]) : 0.0f, second = j < i ? second * kr_exp2(a - from.v[1]) : 0.0f;
   if (has_sequences) {
     const kr_float2 other = *(const kr_float2 *)&s.segment[j];
     first = other.v[0] == segment ? first : 0.0f, second = other.v[1] == segment ? second : 0.0f;
@@ -140,86 +102,96 @@ KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, flo
   return pack(first, second);
 }
 
-/* Y += (C B^T o decays) X for 16 tokens j from 16 k on. */
-template <int N, int ALL>
-KR_DEV void output_of(float (&y)[PB / 8][4], const uint32_t (&c)[N / 16][4], const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int k, int has_sequences) {
-  const int lane = kr_thread() & 31, q = lane & 3, row = 16 * (kr_thread() >> 5) + (lane >> 2);
-  float cb[2][4] = {};
-  uint32_t b[4], f[4];
+/* Y = 2^a (C S^T) for the tokens of the sequence that was there before; P to rows of 128 bytes where C's rows were. */
+template <int N>
+KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B, const unsigned char *state, const chunk_steps &steps, int has_sequences) {
+  unsigned char *const passes = C + 16 * me.m * N * 2;
+  float cb[4][4];
 #pragma unroll
-  for (int n = 0; n < N / 16; n++) {
-    kr_load_matrices(b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 4) * 8, 2 * n + (lane >> 3 & 1)));
-    kr_mma_as(half_type(), cb[0], c[n], b[0], b[1]);
-    kr_mma_as(half_type(), cb[1], c[n], b[2], b[3]);
-  }
+  for (int j = 0; j < 4; j++) clear(y[j]), clear(cb[j]);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int j = 16 * k + 8 * half + 2 * q;
-    f[2 * half] = given<ALL>(steps, has_sequences, row, j, steps.a[row], steps.segment[row], cb[half][0], cb[half][1]);
-    f[2 * half + 1] = given<ALL>(steps, has_sequences, row + 8, j, steps.a[row + 8], steps.segment[row + 8], cb[half][2], cb[half][3]);
-  }
+  for (int k = 0; k < N / 16; k++) {
+    uint32_t a[4], b[4];
+    load_a<N * 2>(a, C, me, k);
 #pragma unroll
-  for (int j = 0; j < PB / 16; j++) {
-    kr_load_matrices_turned(b, x + kr_swizzle<PB * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, 2 * j + (lane >> 4)));
-    kr_mma_as(half_type(), y[2 * j], f, b[0], b[1]);
-    kr_mma_as(half_type(), y[2 * j + 1], f, b[2], b[3]);
+    for (int j = 0; j < 2; j++) {
+      load_b<N * 2>(b, state, me, 32 * me.n + 16 * j, k);
+      kr_mma_as(half_type(), y[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), y[2 * j + 1], a, b[2], b[3]);
+    }
+    if (me.m < 2 * me.n) continue; /* tokens after all of these */
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b<N * 2>(b, B, me, 32 * me.n + 16 * j, k);
+      kr_mma_as(half_type(), cb[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), cb[2 * j + 1], a, b[2], b[3]);
+    }
   }
+  const float a0 = steps.a[me.row], a1 = steps.a[me.row + 8], segment0 = steps.segment[me.row], segment1 = steps.segment[me.row + 8];
+  const float low = segment0 == 0 ? kr_exp2(a0) : 0.0f, high = segment1 == 0 ? kr_exp2(a1) : 0.0f;
+#pragma unroll
+  for (int j = 0; j < 4; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
+  sync_pair(me);
+  if (me.m >= 2 * me.n) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int column = 32 * me.n + 8 * j + 2 * me.q;
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) = given(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1]);
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) = given(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3]);
+    }
+  }
+  sync_pair(me);
 }
 
+/* Y += P X. */
 template <int N>
-KR_DEV void output_within(float (&y)[PB / 8][4], const unsigned char *C, const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int has_sequences) {
-  const int w = kr_thread() >> 5;
-  uint32_t c[N / 16][4];
+KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned char *C, const unsigned char *x) {
+  const unsigned char *const passes = C + 16 * me.m * N * 2;
 #pragma unroll
-  for (int n = 0; n < N / 16; n++) load_C<N>(c[n], C, n);
-#pragma unroll 1
-  for (int k = 0; k < w; k++) output_of<N, 1>(y, c, x, B, steps, k, has_sequences);
-  output_of<N, 0>(y, c, x, B, steps, w, has_sequences);
+  for (int k = 0; k < Q / 16; k++) {
+    uint32_t a[4], b[4];
+    if (k > me.m) break;
+    kr_load_matrices(a, passes + kr_swizzle<Q * 2>(me.lane & 15, 2 * k + (me.lane >> 4)));
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      load_b_turned<PB * 2>(b, x, me, k, 4 * me.n + 2 * j);
+      kr_mma_as(half_type(), y[2 * j], a, b[0], b[1]);
+      kr_mma_as(half_type(), y[2 * j + 1], a, b[2], b[3]);
+    }
+  }
 }
 
 /* Two elements that lie side by side; the second may not exist. */
-KR_DEV uint32_t load_pair(const void *data, int64_t at, int both) {
-  const uint16_t *from = (const uint16_t *)data + at;
-  return both ? *(const uint32_t *)from : from[0];
-}
+KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(const uint32_t *)from : from[0]; }
 
-/* (Y + D x) silu(z) to out, through this warp's own 16 rows of C, which nobody needs any more. */
-template <int N>
-KR_DEV void write_output(const kr_ssd_plan &p, const place &at, float (&y)[PB / 8][4], const unsigned char *x, unsigned char *staging, const float *D, const chunk_steps &steps, int64_t t0) {
-  const int lane = kr_thread() & 31, g = lane >> 2, q = lane & 3, first = 16 * (kr_thread() >> 5);
-  staging += first * N * 2;
+/* (Y + D x) silu(z) to out. */
+KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4], const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
+  const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const int row = first + g + 8 * half;
+    const int row = me.row + 8 * half;
     const int64_t t = t0 + row;
-    const int there = t < at.end;
+    const int padding = p.seq_idx && steps.segment[row] < 0;
+    uint16_t *const to = (uint16_t *)p.out.data + at.b * p.out.b + t * p.out.t + at.h * p.out.h + at.p0 + c0;
+    const uint16_t *const z = (const uint16_t *)p.z.data + at.b * p.z.b + t * p.z.t + at.h * p.z.h + at.p0 + c0;
+    if (t >= at.end) continue;
 #pragma unroll
-    for (int j = 0; j < PB / 8; j++) {
-      const int c = 8 * j + 2 * q, left = p.P - at.p0 - c;
+    for (int j = 0; j < 4; j++) {
       float low = y[j][2 * half], high = y[j][2 * half + 1];
+      if (8 * j >= left) continue;
       if (p.D.data) {
-        const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, j) + 4 * q);
-        const kr_float2 d = *(const kr_float2 *)&D[c];
+        const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
+        const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low), high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
       }
-      if (p.z.data && there && left > 0) {
-        const uint32_t two = load_pair(p.z.data, at.b * p.z.b + t * p.z.t + at.h * p.z.h + at.p0 + c, left > 1);
+      if (p.z.data) {
+        const uint32_t two = load_pair(z + 8 * j, 8 * j + 1 < left);
         low *= kr_silu(kr_unpack(two, 0, KR_DTYPE)), high *= kr_silu(kr_unpack(two, 1, KR_DTYPE));
       }
-      if (p.seq_idx && steps.segment[row] < 0) low = high = 0;
-      *(uint32_t *)(staging + kr_swizzle<PB * 2>(row - first, j) + 4 * q) = pack(low, high);
+      const uint32_t two = padding ? 0 : pack(low, high);
+      if (8 * j + 1 < left) *(uint32_t *)(to + 8 * j) = two;
+      else to[8 * j] = (uint16_t)two;
     }
-  }
-  kr_sync_warp();
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int row = first + i * 4 + (lane >> 3), piece = lane & 7, left = p.P - at.p0 - piece * 8;
-    const int64_t t = t0 + row;
-    const unsigned char *from = staging + kr_swizzle<PB * 2>(row - first, piece);
-    uint16_t *to = (uint16_t *)p.out.data + at.b * p.out.b + t * p.out.t + at.h * p.out.h + at.p0 + piece * 8;
-    if (t >= at.end || left <= 0) continue;
-    if (left >= 8) *(kr_raw16 *)to = *(const kr_raw16 *)from;
-    else for (int k = 0; k < left; k++) to[k] = ((const uint16_t *)from)[k];
   }
 }
 
@@ -227,60 +199,62 @@ template <int N, int ONLY_ENDS>
 KR_DEV void walk(const kr_ssd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
-  const int w = kr_thread() >> 5;
-  chunk_steps *const steps = (chunk_steps *)(shared + 2 * stage_bytes<N>() + PB * N * 2);
+  const warp_place me = my_place();
+  const int first_warp = kr_thread() < 32;
+  unsigned char *const state = shared + 2 * stage_bytes<N>();
+  chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
   const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
-  float s[N / 8][4], decay = 0;
+  float s[N / 16][4], decay = 0;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
   copy_chunk<N, ONLY_ENDS>(p, at, shared, at.begin);
-  if (w == 0) prepare_steps(p, steps[0], load_steps(p, at.b, at.h, at.begin, at.end), A, bias, at.begin, at.end);
+  if (first_warp) prepare_steps(p, steps[0], load_steps(p, at.b, at.h, at.begin, at.end), A, bias, at.begin, at.end);
   if (ONLY_ENDS) {
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+    for (int j = 0; j < N / 16; j++) clear(s[j]);
   } else {
-    load_state<N>(p, at, s);
-    share_state<N>(shared + 2 * stage_bytes<N>(), s);
+    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
+    share_state<N>(state, me, s);
   }
   int turn = 0;
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
-    unsigned char *const stage = shared + anew(turn * stage_bytes<N>()), *const state = shared + anew(2 * stage_bytes<N>()), *const x = stage, *const B = stage + X_BYTES, *const C = B + Q * N * 2;
+    unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
     raw_steps next = {};
     kr_copied<0>();
     kr_sync();
     if (t0 + Q < at.end) copy_chunk<N, ONLY_ENDS>(p, at, shared + (turn ^ 1) * stage_bytes<N>(), t0 + Q);
-    if (w == 0 && t0 + Q < at.end) next = load_steps(p, at.b, at.h, t0 + Q, at.end);
+    if (first_warp && t0 + Q < at.end) next = load_steps(p, at.b, at.h, t0 + Q, at.end);
     if (!ONLY_ENDS) {
-      float y[PB / 8][4];
-      output_before<N>(y, C, state, now);
-      output_within<N>(y, C, x, B, now, p.seq_idx != 0);
-      kr_sync_warp();
-      write_output<N>(p, at, y, x, C, D, now, t0);
+      float y[4][4];
+      output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
+      output_within<N>(y, me, C, x);
+      write_output(p, at, me, y, x, D, now, t0);
     }
-    update_state<N>(s, x, B, now.into, now.keeps);
+    take_chunk<N>(s, me, x, B, now);
     if (now.last_segment != 0) decay = 1.0f;
     else if (decay <= 0) decay += now.total;
     if (!ONLY_ENDS) {
       kr_sync();
-      share_state<N>(state, s);
+      share_state<N>(state, me, s);
     }
-    if (w == 0 && t0 + Q < at.end) prepare_steps(p, steps[turn ^ 1], next, A, bias, t0 + Q, at.end);
+    if (first_warp && t0 + Q < at.end) prepare_steps(p, steps[turn ^ 1], next, A, bias, t0 + Q, at.end);
   }
   if (ONLY_ENDS) {
-    store_state<N>(p, at, s, 1);
+    store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
     if (kr_thread() == 0 && at.p0 == 0) p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
   } else if (p.final.data && at.segment == p.n_segments - 1) {
-    store_state<N>(p, at, s, 0);
+    store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
   }
 }
 
-/* C's rows of a warp must hold its 16 rows of Y: N of 64 at least. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 3) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 3) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_plan p) { walk<256, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_plan p) { walk<256, 1>(p); }
 
 /* A thread per element of a head's state. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {

@@ -10,8 +10,8 @@
 
 static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"}, clear_empty = {"ssd", "kr_ssd_clear_empty"};
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
-static const kr_kernel chunks[2][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128")};
-static const kr_kernel ends[2][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128")};
+static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"), CHUNKS("kr_ssd_chunks_n256")};
+static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
 static const kr_kernel join[3] = CHUNKS("kr_ssd_join");
 
 static kr_ssd_plan plan_of(const krait_ssd_args *a, int reverse) {
@@ -65,8 +65,10 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 /* ---- chunks ---- */
 
+static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
+
 static uint32_t chunk_shared_bytes(int64_t N) {
-  const uint32_t columns = N <= 64 ? 64 : 128, stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
+  const uint32_t columns = N <= 64 ? 64 : N <= 128 ? 128 : 256, stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * (4 * KR_SSD_CHUNK + 4) * 4 + KR_SSD_P * 4;
 }
 
@@ -75,7 +77,7 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (refuse_sizes(a)) return refuse_sizes(a);
   if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "z, B or C of another type than x";
-  if (a->N > 128) return "N above 128";
+  if (a->N > 256) return "N above 256";
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
@@ -105,22 +107,22 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_THREADS,
+  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_CHUNK_THREADS,
                         .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[p->N > 64][p->x.dtype], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
 }
 
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  const int wide = a->N > 64, dtype = a->x.dtype;
-  kr_grid grid = {.x = (uint32_t)(p.H * p.blocks_per_head), .y = (uint32_t)p.n_segments, .z = (uint32_t)p.B, .block = KR_SSD_THREADS,
+  const int dtype = a->x.dtype;
+  kr_grid grid = {.x = (uint32_t)(p.H * p.blocks_per_head), .y = (uint32_t)p.n_segments, .z = (uint32_t)p.B, .block = KR_SSD_CHUNK_THREADS,
                   .shared_bytes = chunk_shared_bytes(a->N), .stream = a->call.stream};
   if (p.n_segments > 1) {
     p.segment_state = a->call.scratch;
     p.segment_decay = (float *)((char *)a->call.scratch + kr_scratch_round((uint64_t)segment_floats(&p) * sizeof(float)));
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[wide][dtype], &grid, &p, sizeof p));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width_of(a->N)][dtype], &grid, &p, sizeof p));
     const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
   }

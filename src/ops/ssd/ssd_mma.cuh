@@ -127,6 +127,57 @@ KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, i
 
 KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE); }
 
+/* A warp's rows of a state in registers, WIDTH columns: rows c + g and 8 more, columns n0 + 8 j + 2 q and one more. */
+template <int WIDTH>
+KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0, float (&s)[WIDTH / 8][4]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int j = 0; j < WIDTH / 8; j++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(n0 + 8 * j + 2 * (lane & 3) + (k & 1));
+      s[j][k] = v.data && row < f.P && n < f.N ? kr_load(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype) : 0.0f;
+    }
+}
+template <int WIDTH>
+KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0, const float (&s)[WIDTH / 8][4]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int j = 0; j < WIDTH / 8; j++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(n0 + 8 * j + 2 * (lane & 3) + (k & 1));
+      if (row < f.P && n < f.N) kr_store(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype, s[j][k]);
+    }
+}
+
+/* A warp: rows 16 m and on, columns half n of the tile. */
+typedef struct warp_place {
+  int m, n, g, q, lane, row;
+} warp_place;
+
+KR_DEV warp_place my_place(void) {
+  const int w = kr_thread() >> 5, lane = kr_thread() & 31;
+  return warp_place{w & 3, w >> 2, lane >> 2, lane & 3, lane, 16 * (w & 3) + (lane >> 2)};
+}
+
+/* 16 rows from 16 m on as a factor, 16 k from 16 k on; rows of ROW_BYTES. */
+template <int ROW_BYTES>
+KR_DEV void load_a(uint32_t (&a)[4], const unsigned char *rows, const warp_place &me, int k) {
+  kr_load_matrices(a, rows + kr_swizzle<ROW_BYTES>(16 * me.m + (me.lane & 15), 2 * k + (me.lane >> 4)));
+}
+/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8 columns. */
+template <int ROW_BYTES>
+KR_DEV void load_b(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int first, int k) {
+  kr_load_matrices(b, rows + kr_swizzle<ROW_BYTES>(first + (me.lane & 7) + (me.lane >> 4) * 8, 2 * k + (me.lane >> 3 & 1)));
+}
+template <int ROW_BYTES>
+KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int k, int chunk) {
+  kr_load_matrices_turned(b, rows + kr_swizzle<ROW_BYTES>(16 * k + (me.lane & 7) + (me.lane >> 3 & 1) * 8, chunk + (me.lane >> 4)));
+}
+
+KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
+
 /* S = keeps S + (into X)^T B, a warp's 16 channels of it. */
 template <int N>
 KR_DEV void update_state(float (&s)[N / 8][4], const unsigned char *x, const unsigned char *B, const float *into, float keeps) {

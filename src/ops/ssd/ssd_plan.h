@@ -8,6 +8,7 @@
 #define KR_SSD_CHUNK 64   /* tokens that kernels on tensor cores take together */
 #define KR_SSD_P 64       /* channels of a head that such a block takes */
 #define KR_SSD_THREADS 128
+#define KR_SSD_CHUNK_THREADS 256
 
 /* (batch, token, head or group, channel or state) */
 typedef struct kr_ssd_tensor {

@@ -21,7 +21,7 @@
 #endif
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
-enum { MAX_COPIES = 128, N_BARRIERS = 16 };
+enum { MAX_COPIES = 128, N_BARRIERS = 24, WARPGROUPS = 16 /* the barriers from here on are theirs */, WARPGROUP = 128 };
 enum { MAX_BYTE_BARRIERS = 32, MAX_BOXES = 64, SHARED_ALIGNMENT = 1024 };
 enum { DONE, READY, AT_BARRIER, AT_WARP, AT_BYTES };
 
@@ -271,11 +271,18 @@ void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
 
 void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, n_arrived[barrier]++; }
 
+void kr_emulated_sync_warpgroup(void) {
+  running->barrier = WARPGROUPS + kr_emulated_now.thread / WARPGROUP, running->n_expected = WARPGROUP;
+  wait_for(AT_BARRIER);
+}
+
 uint64_t kr_emulated_parameters(void) { return (uint64_t)(uintptr_t)launched_args; }
 
 /* Shared memory begins at SHARED_ALIGNMENT: 0 is no address. */
 uint32_t kr_emulated_shared_at(const void *p) { return (uint32_t)((const unsigned char *)p - kr_emulated_now.dynamic_shared) + SHARED_ALIGNMENT; }
 static unsigned char *shared(uint32_t address) { return kr_emulated_now.dynamic_shared + (address - SHARED_ALIGNMENT); }
+
+void *kr_emulated_at(uint32_t address) { return shared(address); }
 
 static byte_barrier *byte_barrier_at(uint32_t address) {
   for (int i = 0; i < n_byte_barriers; i++)

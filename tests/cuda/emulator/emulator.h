@@ -39,11 +39,13 @@ typedef struct kr_emulated_map {
   uint32_t rank, bytes;          /* of an element */
 } kr_emulated_map;
 uint32_t kr_emulated_shared_at(const void *p);
+void *kr_emulated_at(uint32_t address);
 void kr_emulated_barrier_open(uint32_t barrier, int arrivals);
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes); /* announced before */
 void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity);
 void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]);
 uint64_t kr_emulated_parameters(void);
+void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
 /* d += a b of 64 x n x 16, a from a descriptor or, with registers, of this lane; is_bf16: else float16. */
 void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn, int is_bf16);
 
@@ -133,7 +135,7 @@ struct kr_f16;
 struct kr_bf16;
 template <class T> struct kr_emulated_type { enum { IS_BF16 = 1 }; };
 template <> struct kr_emulated_type<kr_f16> { enum { IS_BF16 = 0 }; };
-KR_DEV void kr_wgmma_begin(void) {}
+KR_DEV void kr_wgmma_begin(void) { kr_emulated_sync_warpgroup(); }
 KR_DEV void kr_wgmma_commit(void) {}
 template <int N, class T, int A_MN, int B_MN>
 KR_DEV void kr_wgmma_step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) { kr_emulated_wgmma(d, N, nullptr, a, b, add, A_MN, B_MN, kr_emulated_type<T>::IS_BF16); }
@@ -143,7 +145,7 @@ KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1,
   kr_emulated_wgmma(d, N, a, 0, b, add, 0, B_MN, kr_emulated_type<T>::IS_BF16);
 }
 template <int N, int LEFT>
-KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { (void)d; }
+KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { (void)d, kr_emulated_sync_warpgroup(); }
 KR_DEV void kr_publish(int32_t *to, int value) { *to = value; }
 KR_DEV void kr_await(const int32_t *from, int least) { kr_emulated_await(from, least); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }

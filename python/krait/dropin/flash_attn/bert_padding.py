@@ -9,6 +9,7 @@ class IndexFirstAxis(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, indices):
+        indices = indices.long()
         ctx.save_for_backward(indices)
         ctx.rows = input.shape[0]
         return input.index_select(0, indices)
@@ -24,6 +25,7 @@ class IndexPutFirstAxis(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, values, indices, first_axis_dim):
+        indices = indices.long()
         ctx.save_for_backward(indices)
         return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy_(0, indices, values)
 
@@ -38,6 +40,7 @@ class IndexFirstAxisResidual(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, indices):
+        indices = indices.long()
         ctx.save_for_backward(indices)
         return input.index_select(0, indices), input.detach()
 

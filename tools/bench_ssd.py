@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""bench_ssd.py LIBKRAIT.SO [--tiers hopper,ampere,base] [--peers PEERS.json] [--sweep] [--kernels]: the SSD of Mamba 2 and its gradient on a GPU.
+Each tier is first checked against the equation as one matrix per head, in float64; then times, medians of triton.testing.do_bench in ms, beside
+what the peer took for the same shape where a file says so. --kernels: what each kernel of a call takes; --sweep: 108 shapes more."""
+import argparse
+import ctypes as ct
+import itertools
+import json
+import pathlib
+import sys
+
+import torch
+import triton
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 4}
+INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx"
+GRADIENTS = {"x": "dx", "dt": "ddt", "A": "dA", "Bmat": "dB", "Cmat": "dC", "Dvec": "dDvec", "z": "dz", "dt_bias": "ddt_bias", "initial_states": "dinitial_states"}
+SHAPES = [(8, 4096, 80, 64, 128), (1, 2048, 24, 64, 128), (1, 65536, 80, 64, 128), (32, 512, 24, 64, 128), (4, 4096, 128, 64, 64), (8, 2048, 64, 64, 256)]
+CAPS = {"base": 1 << 16, "ampere": 3 << 16, "hopper": 7 << 16}
+
+
+class View(ct.Structure):
+    _fields_ = [("data", ct.c_void_p), ("stride", ct.c_int64 * 4), ("dtype", ct.c_int32), ("reserved", ct.c_int32)]
+
+
+def struct(name, views):
+    head = [("size", ct.c_uint32), ("flags", ct.c_uint32), ("stream", ct.c_void_p), ("scratch", ct.c_void_p), ("scratch_bytes", ct.c_uint64)]
+    return type(name, (ct.Structure,), {"_fields_": head + [(s, ct.c_int64) for s in "BLHPNGS"] + [("dt_min", ct.c_float), ("dt_max", ct.c_float)] + [(v, View) for v in views.split()]})
+
+
+class Options(ct.Structure):
+    _fields_ = [("size", ct.c_uint32), ("device", ct.c_int32), ("caps_mask", ct.c_uint64), ("n_threads", ct.c_int32), ("fallback", ct.c_int32)]
+
+
+ARGS = {"ssd": struct("ssd", INPUTS + " cu_seqlens A_reverse out final_states varlen_states"),
+        "ssd_bwd": struct("ssd_bwd", INPUTS + " A_reverse dout dfinal_states dx dz ddt dA dA_reverse dB dC dDvec ddt_bias dinitial_states")}
+
+
+class Op:
+    """A call with its tensors and scratch."""
+
+    def __init__(self, lib, caps, name, tensors, flags=1):
+        handle, options = ct.c_void_p(), Options(ct.sizeof(Options), 16, caps, 1, 1)
+        self.lib, self.keep, self.args, need = lib, tensors, ARGS[name](), ct.c_uint64()
+        self.check(lib.krait_ctx_open(ct.byref(options), ct.byref(handle)))
+        x, B, a = tensors["x"], tensors["Bmat"], self.args
+        a.size, a.flags = ct.sizeof(a), flags
+        a.B, a.L, a.H, a.P, a.G, a.N = *x.shape, *B.shape[2:]
+        for key, t in tensors.items():
+            setattr(a, key, View(t.data_ptr(), (ct.c_int64 * 4)(*t.stride(), *([0] * (4 - t.dim()))), DTYPES[t.dtype], 0))
+        self.check(getattr(lib, "krait_%s_scratch_bytes" % name)(handle, ct.byref(a), ct.byref(need)))
+        self.scratch = torch.empty(max(need.value, 1), dtype=torch.uint8, device="cuda")
+        a.scratch, a.scratch_bytes = self.scratch.data_ptr(), need.value
+        self.run, self.handle, self.ref = getattr(lib, "krait_" + name), handle, ct.byref(a)
+
+    def check(self, status):
+        if status < 0:
+            raise RuntimeError(self.lib.krait_error_detail().decode())
+
+    def __call__(self):
+        self.args.stream = torch.cuda.current_stream().cuda_stream
+        self.check(self.run(self.handle, self.ref))
+
+
+def inputs(b, length, h, p, n, g=1, dtype=torch.bfloat16, z=False, states=False, packed=False):
+    torch.manual_seed(0)
+    t = {"x": torch.randn(b, length, h, p), "dt": torch.randn(b, length, h) - 2, "A": -torch.rand(h) * 8 - 0.5, "Bmat": torch.randn(b, length, g, n) / n ** 0.25,
+         "Cmat": torch.randn(b, length, g, n) / n ** 0.25, "Dvec": torch.randn(h, p), "dt_bias": torch.randn(h) * 0.3}
+    if z:
+        t["z"] = torch.randn(b, length, h, p)
+    if states:
+        t["initial_states"] = torch.randn(b, h, p, n)
+    t = {k: v.to("cuda", dtype if k in ("x", "Bmat", "Cmat", "z", "dt") else torch.float32) for k, v in t.items()}
+    if packed:
+        t["seq_idx"] = (torch.arange(length, device="cuda") // 77).to(torch.int32).expand(b, -1).contiguous()
+    return t
+
+
+def equation(x, dt, A, Bmat, Cmat, Dvec, dt_bias, z=None, initial_states=None, seq_idx=None):
+    """out, final states; every pair of tokens."""
+    heads = x.shape[2] // Bmat.shape[2]
+    B, C = Bmat.repeat_interleave(heads, 2), Cmat.repeat_interleave(heads, 2)
+    d = torch.nn.functional.softplus(dt + dt_bias)
+    a = (d * A).cumsum(1)
+    causal = torch.ones(x.shape[1], x.shape[1], device=x.device, dtype=torch.bool).tril()[None]
+    if seq_idx is not None:
+        causal = causal & (seq_idx[:, :, None] == seq_idx[:, None])
+    decay = (a[:, :, None] - a[:, None]).masked_fill(~causal[..., None], float("-inf")).exp()
+    y = torch.einsum("bihn,bjhn,bijh,bjh,bjhp->bihp", C, B, decay, d, x)
+    final = torch.einsum("bjhn,bjh,bjhp->bhpn", B, decay[:, -1] * d, x)
+    if initial_states is not None:
+        y = y + torch.einsum("bihn,bih,bhpn->bihp", C, a.exp() if seq_idx is None else a.exp() * (seq_idx == 0)[..., None], initial_states)
+        if seq_idx is None:
+            final = final + a[:, -1].exp()[..., None, None] * initial_states
+    y = y + Dvec * x
+    return (y if z is None else y * torch.nn.functional.silu(z)), final
+
+
+def results(t):
+    b, _, h, p = t["x"].shape
+    return dict(out=torch.empty_like(t["x"]), final_states=torch.empty(b, h, p, t["Bmat"].shape[3], device="cuda"))
+
+
+def gradients(t):
+    return {GRADIENTS[k]: torch.empty_like(v) for k, v in t.items() if k in GRADIENTS}
+
+
+def error(got, want):
+    return float((got.double() - want).norm() / (want.norm() + 1e-30))
+
+
+def check(lib, caps):
+    for dtype, options in itertools.product((torch.bfloat16, torch.float16), ({}, dict(n=64, g=2), dict(n=48, p=40), dict(p=128, h=4), dict(z=True, states=True), dict(packed=True, states=True, g=2), dict(b=1, length=1000))):
+        t = inputs(**{**dict(b=2, length=300, h=6, p=64, n=128), **options}, dtype=dtype)
+        exact = {k: v.double().requires_grad_() if v.is_floating_point() else v for k, v in t.items()}
+        want, final = equation(**exact)
+        dout, dfinal = torch.randn_like(t["x"]), torch.randn_like(final, dtype=torch.float32)
+        torch.autograd.backward((want, final), (dout.double(), dfinal.double()))
+        r, g = results(t), gradients(t)
+        Op(lib, caps, "ssd", {**t, **r})()
+        backward = Op(lib, caps, "ssd_bwd", {**t, "dout": dout, "dfinal_states": dfinal, **g})
+        backward()
+        first = {k: v.clone() for k, v in g.items()}
+        backward()
+        errors = {"out": error(r["out"], want), "final": error(r["final_states"], final), **{GRADIENTS[k]: error(g[GRADIENTS[k]], v.grad) for k, v in exact.items() if k in GRADIENTS}}
+        limit = 1.5e-2 if dtype is torch.bfloat16 else 2e-3
+        wrong = [k for k, e in errors.items() if not e <= limit] + [k for k in g if not torch.equal(g[k], first[k])]
+        print("  %s %s %s: %s" % ("WRONG " + ",".join(wrong) if wrong else "ok", str(dtype)[6:], options, " ".join("%s %.0e" % e for e in errors.items())), flush=True)
+
+
+def median(call):
+    call()
+    return triton.testing.do_bench(call, warmup=5, rep=40, return_mode="median")
+
+
+def kernels(call):
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+    return " ".join("%s %.3f" % (e.key, e.device_time_total / 3000) for e in profile.key_averages())
+
+
+def measure(lib, caps, shape, peers, options):
+    t = inputs(*shape)
+    name, calls = "ssd B%d L%d H%d P%d N%d" % shape, {"ssd": results(t), "ssd_bwd": {"dout": torch.randn_like(t["x"]), **gradients(t)}}
+    line = []
+    for i, (op, others) in enumerate(calls.items()):
+        if op == "ssd_bwd" and options.forward_only:
+            continue
+        try:
+            call = Op(lib, caps, op, {**t, **others})
+            ms = median(call)
+        except RuntimeError as e:
+            line.append("%s: %s" % (op, str(e)[:90]))
+            continue
+        peer = peers.get(name + " bf16", [None, None])[i]
+        line.append("%.3f" % ms + (" (peer %.3f)" % peer if peer else ""))
+        if options.kernels:
+            line.append("[" + kernels(call) + "]")
+        del call
+        torch.cuda.empty_cache()
+    print("  %-34s %s" % (name, "; ".join(line)), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library")
+    parser.add_argument("--tiers", default="hopper,ampere")
+    parser.add_argument("--peers")
+    parser.add_argument("--n-shapes", type=int, default=len(SHAPES))
+    for flag in ("--sweep", "--kernels", "--no-check", "--forward-only"):
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    lib = ct.CDLL(str(pathlib.Path(options.library).resolve()))
+    lib.krait_error_detail.restype = ct.c_char_p
+    peers = json.loads(pathlib.Path(options.peers).read_text())["ssd (mamba-ssm 2.3.2 Triton), fwd, bwd"] if options.peers else {}
+    print(torch.cuda.get_device_name())
+    for tier in options.tiers.split(","):
+        print("tier %s: forward; gradient, ms" % tier)
+        if not options.no_check:
+            check(lib, CAPS[tier])
+        shapes = SHAPES[:options.n_shapes]
+        if options.sweep:
+            shapes = shapes + [(b, length, h, p, n) for b, length, (h, p, n) in itertools.product(
+                (1, 4, 16), (100, 512, 2048, 3137, 8192, 16384), ((24, 64, 128), (64, 64, 64), (80, 64, 128), (32, 128, 128), (48, 32, 64), (128, 64, 16)))]
+        for shape in shapes:
+            measure(lib, CAPS[tier], shape, peers, options)
+
+
+sys.exit(main())
