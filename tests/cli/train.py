@@ -3,6 +3,7 @@ import json
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 
@@ -56,6 +57,16 @@ with tempfile.TemporaryDirectory() as base:
     check(done.returncode == 0, f"resumed: {done}")
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
+
+    # a weight that is no number: step and tensor are named
+    raw = bytearray((base / "whole" / "best.safetensors").read_bytes())
+    length = struct.unpack("<Q", raw[:8])[0]
+    begin = json.loads(raw[8:8 + length])["phase_decoder.phase_conv_r.bias"]["data_offsets"][0] + 8 + length
+    raw[begin:begin + 4] = struct.pack("<f", float("nan"))
+    (base / "nan.safetensors").write_bytes(raw)
+    done = krait(*train(base / "nan", config, "--weights", base / "nan.safetensors"))
+    text = done.stderr.decode()
+    check(done.returncode == 1 and "step 1" in text and "no number" in text and "phase_decoder.phase_conv_r.bias" in text, f"a NaN stops the run: {text}")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
