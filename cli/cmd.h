@@ -3,11 +3,15 @@
 #ifndef KR_CMD_H
 #define KR_CMD_H
 int cmd_bench(int argc, char **argv);
+int cmd_classify(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_enhance(int argc, char **argv);
+int cmd_evaluate(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_score(int argc, char **argv);
 int cmd_selftest(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_version(int argc, char **argv);

@@ -36,7 +36,7 @@ static int print_json(const char *op, const char *dtype, const char *device, con
   return kr_print_json("bench", report, JSON_INDENT(2));
 }
 
-static int parse_dtype(const char *text, int32_t *dtype) {
+int kr_bench_dtype(const char *text, int32_t *dtype) {
   for (*dtype = KRAIT_F32; *dtype <= KRAIT_BF16; ++*dtype)
     if (!text || strcmp(text, krait_dtype_name(*dtype)) == 0) return -1;
   return kr_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16", text);
@@ -76,7 +76,7 @@ int bench_op(const char *op, const char *shape, const char *dtype_name, const ch
   krait_limits limits = {.size = sizeof limits};
   char device[160] = "";
   int32_t dtype;
-  int exit_status = parse_dtype(dtype_name, &dtype);
+  int exit_status = kr_bench_dtype(dtype_name, &dtype);
   if (exit_status < 0) exit_status = kr_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   name_device(ctx, device, sizeof device);

@@ -19,7 +19,8 @@
 #include "say.h"
 
 typedef struct settings {
-  const char *out, *plot, *reference;
+  const char *out, *plot, *reference, *noise, *rir, *mixed;
+  double snr_db;
   int as_json, force, skip_existing;
   double limit_db; /* negative: none */
   int64_t n_jobs;
@@ -148,7 +149,8 @@ static void enhance_one(void *user, kr_crew *crew, int worker, int piece) {
   kr_progress_begin(&w.progress, short_name(pair->in), &o->result.audio_s);
   const int replaces = b->s->force || (b->pairs->is_default && pair->out_exists);
   const krait_enhance_options options = {.size = sizeof options, .flags = replaces ? 0 : KRAIT_ENHANCE_KEEP, .in_path = pair->in, .out_path = pair->out, .plot_path = b->s->plot,
-                                         .reference_path = b->s->reference, .progress = show, .user = &w, .has_limit = b->s->limit_db >= 0, .limit_db = b->s->limit_db};
+                                         .reference_path = b->s->reference, .progress = show, .user = &w, .has_limit = b->s->limit_db >= 0, .limit_db = b->s->limit_db,
+                                         .noise_path = b->s->noise, .rir_path = b->s->rir, .mixed_path = b->s->mixed, .snr_db = b->s->snr_db};
   o->result.size = sizeof o->result;
   o->status = b->sessions[worker] ? KRAIT_OK : krait_session_open(b->model, &b->sessions[worker]);
   if (o->status == KRAIT_OK) o->status = krait_enhance_file(b->sessions[worker], &options, &o->result);
@@ -203,7 +205,7 @@ static int enhance_pairs(batch *b) {
   return b->n_failed > 0 || b->n_untold > 0;
 }
 
-/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/SPEED.md,
+/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/speed,
  * "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
 static int is_worth_a_gpu(const kr_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;
@@ -240,7 +242,8 @@ static int enhance_all(const settings *s, const kr_pairs *pairs) {
 
 static int check_settings(const settings *s, const kr_pairs *pairs) {
   const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
-  if (pairs->n > 1 && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : "reference", pairs->n);
+  if (pairs->n > 1 && (s->plot || s->reference || s->mixed))
+    return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : s->reference ? "reference" : "mixed", pairs->n);
   if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
   if (to_stdout && isatty(STDOUT_FILENO)) return kr_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
   if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO)) return kr_usage_error("enhance", "standard input is a terminal; name a file");
@@ -253,13 +256,17 @@ static int check_options(const settings *s) {
   if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
   if (s->reference && stat(s->reference, &info) == 0 && !S_ISREG(info.st_mode)) return kr_usage_error("enhance", "--reference %s is not a regular file", s->reference);
   if (s->plot && strcmp(s->plot, "-") == 0) return kr_usage_error("enhance", "--plot needs the name of a PNG file");
+  if ((s->noise || s->rir) && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s does not go with --noise and --rir; krait evaluate measures mixtures", s->plot ? "plot" : "reference");
+  if (s->mixed && !s->noise && !s->rir) return kr_usage_error("enhance", "--mixed goes with --noise or --rir");
+  if (s->mixed && strcmp(s->mixed, "-") == 0) return kr_usage_error("enhance", "--mixed needs the name of a file");
+  if (!s->noise && s->snr_db != 0) return kr_usage_error("enhance", "--snr goes with --noise");
   if (s->force && s->skip_existing) return kr_usage_error("enhance", "-f replaces what exists, --skip-existing leaves it; give one");
   return -1;
 }
 
 static int run(const settings *s, char **operands, int n_operands) {
-  const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference};
-  const kr_outputs_rule rule = {.verb = "enhance", .read_too = read_too, .n_read_too = KR_N(read_too), .write_too = s->plot, .force = s->force, .skip_existing = s->skip_existing};
+  const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference, s->noise, s->rir};
+  const kr_outputs_rule rule = {.verb = "enhance", .read_too = read_too, .n_read_too = KR_N(read_too), .write_too = s->plot ? s->plot : s->mixed, .force = s->force, .skip_existing = s->skip_existing};
   kr_pairs pairs = {0};
   int exit_status = kr_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
   if (exit_status < 0) exit_status = check_settings(s, &pairs);
@@ -281,6 +288,10 @@ int cmd_enhance(int argc, char **argv) {
       KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
       KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
       KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
+      KR_TEXT("noise", 0, "FILE", &s.noise, "for demonstrations: mix this noise, repeated, into what is read, and enhance that"),
+      KR_REAL("snr", 0, "DB", &s.snr_db, -100, 100, "signal-to-noise ratio of that (default: 0)"),
+      KR_TEXT("rir", 0, "FILE", &s.rir, "put what is read into a room first: its impulse response"),
+      KR_TEXT("mixed", 0, "FILE", &s.mixed, "keep what was mixed"),
       KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
       KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, KR_CREW_MOST, "recordings at a time (default: 1); each takes its own working memory. On a GPU 4 take about a quarter less time"),
       KR_PRECISION_OPTION(&s.precision, "tf32"),

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <krait/model.h>
 
@@ -107,19 +108,30 @@ static int print_program(const json_t *info) {
   return 0;
 }
 
+/* A text under its name, whole or not at all. Returns 0 or an errno. */
+static int write_text(const char *path, const char *text, int replace) {
+  char part[4112];
+  snprintf(part, sizeof part, "%s.part", path);
+  FILE *file = fopen(part, "wx");
+  if (!file) return errno;
+  int failed = fputs(text, file) < 0 ? errno : 0;
+  if (fclose(file) != 0 && !failed) failed = errno;
+  if (!failed && (replace ? rename(part, path) : link(part, path)) != 0) failed = errno;
+  if (!replace || failed) remove(part);
+  return failed;
+}
+
 /* Each embedded PTX text as FOLDER/MODULE.TIER.ptx. Returns the exit status. */
-static int dump_ptx(const char *folder) {
+static int dump_ptx(const char *folder, int replace) {
   const char *module, *tier, *text;
   char path[4096];
   int n = 0;
   int32_t status;
   for (; (status = krait_embedded_ptx(n, &module, &tier, &text)) == KRAIT_OK; n++) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
-    FILE *file = length < (int)sizeof path ? fopen(path, "w") : NULL;
-    int failed = !file || fputs(text, file) < 0;
-    if (file && fclose(file) != 0) failed = 1;
+    const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;
     if (!failed) continue;
-    fprintf(kr_err(), "krait info: %s: %s\n", kr_clean(path), length < (int)sizeof path ? strerror(errno) : "the name is too long");
+    fprintf(kr_err(), "krait info: %s: %s\n", kr_clean(path), failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
     return 1;
   }
   if (status == KRAIT_ERR_NO_MEMORY) return kr_report("info", status);
@@ -181,10 +193,11 @@ static int print_file(const json_t *info) {
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 int cmd_info(int argc, char **argv) {
-  int as_json = 0, first;
+  int as_json = 0, force = 0, first;
   const char *ptx_folder = NULL;
   const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON"),
-                               KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier")};
+                               KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
+                               KR_SWITCH("force", 'f', &force, "replace such files where they exist")};
   const kr_verb verb = {"info", "[FILE]",
                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
                         "parameter count of a weights file (safetensors or PyTorch).",
@@ -192,7 +205,8 @@ int cmd_info(int argc, char **argv) {
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return kr_usage_error(verb.name, "--dump-ptx takes no FILE");
-  if (ptx_folder) return dump_ptx(ptx_folder);
+  if (force && !ptx_folder) return kr_usage_error(verb.name, "--force goes with --dump-ptx");
+  if (ptx_folder) return dump_ptx(ptx_folder, force);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return kr_report(verb.name, status);

@@ -317,6 +317,8 @@ int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, 
   return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
 }
 
+int kr_inputs_list(const char *verb, char **operands, int n_operands, kr_pairs *pairs) { return list_inputs(verb, operands, n_operands, NULL, pairs); }
+
 void kr_pairs_free(kr_pairs *pairs) {
   for (int i = 0; i < pairs->n; i++) {
     free(pairs->pairs[i].in);

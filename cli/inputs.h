@@ -27,6 +27,8 @@ typedef struct kr_outputs_rule {
 /* -1: pairs are filled and the folders for them are there; otherwise the exit status after one line. No output is a file that is read or another
  * output, by whatever name; none exists, unless it may be replaced. */
 int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, const char *out, kr_pairs *pairs);
+/* Only the inputs: in and inside of every recording that the operands name. -1, or the exit status after one line. */
+int kr_inputs_list(const char *verb, char **operands, int n_operands, kr_pairs *pairs);
 void kr_pairs_free(kr_pairs *pairs);
 /* The same rules for a verb with one input and one output. */
 int kr_output_check(const kr_outputs_rule *rule, const char *in, const char *out);

@@ -25,7 +25,7 @@ void kr_progress_begin(kr_progress *p, const char *name, const double *audio_s) 
 /* RTF: seconds of work per second of audio. */
 static void print_speed(double elapsed_s, double share, double audio_s) {
   const long s = (long)(elapsed_s * (1 - share) / share + 0.5);
-  fprintf(kr_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));
+  if (audio_s > 0) fprintf(kr_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));
   if (s >= 3600) fprintf(kr_err(), "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
   else fprintf(kr_err(), "%ld:%02ld left", s / 60, s % 60);
 }
@@ -40,7 +40,7 @@ int32_t kr_progress_show(void *user, int64_t done, int64_t total) {
   char name[4 * NAME];
   snprintf(name, sizeof name, "%s", p->name);
   fprintf(kr_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, kr_clean(name), filled, "========================", BAR - filled, "                        ", 100 * share);
-  if (done > 0) print_speed(t - p->start_s, share, *p->audio_s);
+  if (done > 0) print_speed(t - p->start_s, share, p->audio_s ? *p->audio_s : 0);
   fflush(kr_err());
   return 0;
 }

@@ -6,7 +6,7 @@
 
 typedef struct kr_progress {
   const char *name;
-  const double *audio_s; /* length of the recording, known by the first call of show */
+  const double *audio_s; /* length of the recording, known by the first call of show; NULL: it is none */
   double start_s, shown_s;
 } kr_progress;
 

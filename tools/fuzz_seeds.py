@@ -1,11 +1,15 @@
 """Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
+import gzip
 import io
+import json
 import pathlib
 import struct
 import sys
+import tarfile
 import zipfile
 
-GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
 YAML = [b"model:\n  model_lib: primeknet_mamba\n  param:\n    fft_len: 400\n    causal: True\n    freq_block_kernel:\n    - 3\n    - 11\n",
         b'{"model": "x", "config": {"a": [1, 2.5e3, null, "\\u00e9"], "b": {}}}', b"a: 'x'\nb: |\n  text\nc: &x {d: *x}\n"]
 
@@ -80,11 +84,44 @@ def zips():
         yield out.getvalue()
 
 
+def tokenizers():
+    """Every byte as a token, a few merges and added tokens; the two ways to cut; a text behind it."""
+    letters, more = {}, 256
+    for b in range(256):
+        prints = 33 <= b <= 126 or 161 <= b <= 172 or b >= 174
+        letters[chr(b if prints else more)] = b
+        more += not prints
+    split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+             "behavior": "Isolated", "invert": False}
+    for pre in ({"type": "ByteLevel", "add_prefix_space": False}, {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]}):
+        yield json.dumps({"normalizer": None, "pre_tokenizer": pre, "added_tokens": [{"id": 300, "content": "<|end|>", "special": True}, {"id": 301, "content": "  "}],
+                          "model": {"type": "BPE", "vocab": {**letters, "ab": 256, "abc": 257}, "merges": ["a b", ["ab", "c"]]}}).encode() + b"\0It's  abcab <|end|>\n 12 \xc3\xa9"
+
+
+def tars():
+    text = b'Name: x\nVersion: 1.0\nRequires-Python: >=3.9\n'
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=form) as t:
+            for name, data in (("x-1.0/PKG-INFO", text), ("x-1.0/setup.py", b'archs = "8.0;9.0"\ncc = ["arch=compute_80,code=sm_80"]\n"torch==2.3"\n'), ("x-1.0/" + "p/" * (60 if form != tarfile.USTAR_FORMAT else 20) + "a", b"1")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                t.addfile(info, io.BytesIO(data))
+        yield out.getvalue()
+        if form == tarfile.PAX_FORMAT:
+            yield gzip.compress(out.getvalue())
+
+
+TABLES = b"date 2026-01-01\n[toolkit]\n12.8|8.7|570|80 90\n[gpu]\n9.0|H100\n[rule K01 x]\nclass C error M image\nsays {file} {cc}\nfix {build}\nexplain e\nsource s\nlog no kernel %w{x}\n"
+SITE = b"\0".join([b"Metadata-Version: 2.1\nName: x\nVersion: 1\nRequires-Dist: torch (>=2.0,<3) ; python_version > '3' and extra == 'a'\n", b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
+                   b'a.so,sha256=AAAA,3\n"b,c.so",sha256=,1\n../../x.so,,\n', b'{"url": "file:///x"}', b"__version__ = '2.8.0+cu128'\ncuda = '12.8'\n", b"/tmp\nimport x\n", b"\x7fELF\2\1\1"])
+
 SEEDS = {
     "ar": [ar_archive()],
     "audio": recordings(),
     "cubin": device_code(".cubin"),
-    "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in LOGS],
+    "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in tars()] + [b"\x07" + t for t in LOGS]
+    + [b"\x08" + (ROOT / "src/doctor/doctor.tables").read_bytes()[-40000:], b"\x08" + TABLES, b"\x09" + SITE],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
     "ldcache": [library_list(b""), library_list(old_list())],
@@ -92,6 +129,8 @@ SEEDS = {
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "pickle": pickles(),
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],
+    "tokenizer": tokenizers(),
+    "tar_file": list(tars()),
     "torch_file": [p.read_bytes() for p in torch_files()],
     "yaml_tree": YAML,
     "zip_file": list(zips()),

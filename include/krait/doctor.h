@@ -108,6 +108,7 @@ typedef struct krait_wheel_name {
   int32_t torch;     /* hundred times major plus minor: 208 for 2.8; 0 not named */
   int32_t cxx11abi;  /* 1, 0, or -1 not named */
   char dist[64], version[64], local[64], build[32], python[64], abi[64], platform[160];
+  char variant[32]; /* the label of a variant wheel (PEP 817), as cu128; since 0.2: a caller's struct may end before it */
 } krait_wheel_name;
 /* Takes a file name or a path or URL that ends in one. */
 KRAIT_API int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name);

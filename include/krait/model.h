@@ -76,6 +76,9 @@ typedef struct krait_enhance_options {
   double limit_db;            /* with has_limit: no sound is attenuated by more than this; 0 leaves the recording as it is */
   int32_t has_limit;
   int32_t reserved;
+  const char *noise_path, *rir_path; /* mixed in before: noise, repeated, at snr_db; the response of a room; or NULL. Not with plot_path or reference_path */
+  const char *mixed_path;     /* what is enhanced then, as a file, or NULL */
+  double snr_db;
 } krait_enhance_options;
 
 typedef struct krait_scores {

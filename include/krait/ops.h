@@ -299,6 +299,113 @@ typedef struct krait_state_update_args {
 KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
 KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const krait_state_update_args *args, uint64_t *bytes);
 
+/* ==== attention (Vaswani et al. 2017; Dao 2023, "FlashAttention-2") ===========================================
+ * Of sequence b, query head h with key head h / (H / Hk), query i of nq and key j of nk:
+ *   s_ij = scale q_i . k_j;  softcap: s := c tanh(s / c);  alibi_slopes: s -= slope |i + nk - nq - j|
+ *   visible: j <= i + nk - nq with KRAIT_ATTENTION_CAUSAL (bottom right); with KRAIT_ATTENTION_WINDOW also
+ *   i + nk - nq - window_left <= j <= i + nk - nq + window_right, where -1 is unlimited
+ *   lse_i = log(sum_j exp(s_ij) + exp(sink_h));  P_ij = exp(s_ij - lse_i);  out_i = sum_j P_ij keep_ij / (1 - dropout) v_j
+ * A query without a visible key: out 0, lse +inf (whatever the sink is), gradients 0. So are queries from nq on (seqused_q).
+ * Queries lie in (B,Lq), or packed with cu_seqlens_q: then the first size of q, out and lse is 1 and Lq counts the tokens of all B sequences.
+ * Keys and values are (Bk,Lk): sequence b is row b (Bk == B), row cache_batch_idx[b], packed with cu_seqlens_k (Bk == 1), or pages
+ * of Lk keys, of which block_table (B,n_pages) names the row of each (entries past the last key in use are not read).
+ * nk is Lk, the packed length, or Lk n_pages; seqused_k says less. leftpad_k: the first keys are skipped, nk is so many less, key 0 is the first
+ * after them.
+ * The CPU refuses offsets, lengths and rows that are out of range; on a GPU they must be right. A negative cache_batch_idx has no keys.
+ * Dropout: Philox-4x32-10 (Salmon et al. 2011) with key (rng[0], rng[1] ^ rng[3]) and counter (j / 32 * 4 + j % 8 / 2, i / 16 * 8 + i % 8,
+ * b H + h, rng[2]) gives 16 bytes, word 0 first, lowest bits first; key j of query i takes byte j % 32 / 8 * 4 + i % 16 / 8 * 2 + j % 2, and is kept
+ * if that is less than the whole part of 256 (1 - dropout) + 0.5, in float32. i and j count within the sequence (j after leftpad_k). rng is
+ * seed, then offset, low words first. */
+#define KRAIT_ATTENTION_CAUSAL 1u
+#define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right count */
+#define KRAIT_ATTENTION_ANY_ORDER 4u /* the gradient may add in any order: not bitwise equal over repeats, faster on some GPUs */
+
+typedef struct krait_attention_args {
+  krait_call call;
+  int64_t B, Lq, Lk, H, Hk, D, Dv; /* H % Hk == 0; D, Dv in 1..256 */
+  int64_t Bk, n_pages;             /* rows of k and v; columns of block_table, 0 without */
+  int64_t max_q, max_k;            /* no packed sequence is longer; 0: not known */
+  int64_t window_left, window_right;
+  float scale;                     /* 0 is 1 / sqrt(D) */
+  float softcap;                   /* 0: none; not with dropout */
+  float dropout;                   /* 0 <= dropout < 1 */
+  int32_t reserved;
+  krait_view q;                    /* (B,Lq,H,D), or (1,Lq,H,D) with cu_seqlens_q */
+  krait_view k;                    /* (Bk,Lk,Hk,D) type of q */
+  krait_view v;                    /* (Bk,Lk,Hk,Dv) type of q */
+  krait_view cu_seqlens_q;         /* (B+1) int32, from 0 to Lq, not decreasing, or absent */
+  krait_view cu_seqlens_k;         /* (B+1) int32, from 0 to Lk, or absent */
+  krait_view seqused_q, seqused_k; /* (B) int32 or absent: of each sequence only the first so many */
+  krait_view leftpad_k;            /* (B) int32 or absent; not with block_table */
+  krait_view cache_batch_idx;      /* (B) int32 or absent; not with cu_seqlens_k, block_table */
+  krait_view block_table;          /* (B,n_pages) int32 or absent; not with cu_seqlens_k */
+  krait_view alibi_slopes;         /* (B,H) float32 or absent; stride 0 along B for one value per head */
+  krait_view sinks;                /* (H) any float type or absent */
+  krait_view rng;                  /* (4) int32, only and always with dropout */
+  krait_view out;                  /* (B,Lq,H,Dv) or (1,Lq,H,Dv) type of q */
+  krait_view lse;                  /* (B,H,Lq) or (1,H,Lq) float32, or absent */
+} krait_attention_args;
+
+KRAIT_API int32_t krait_attention(const krait_ctx *ctx, const krait_attention_args *args);
+KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krait_attention_args *args, uint64_t *bytes);
+
+/* P is computed again from lse; memory is O(L). Rows of k and v that no query may see have gradient 0. No pages, cache rows or left padding.
+ *   delta_i = sum dout_i out_i;  dP = keep / (1 - dropout) dout v^T;  dS = P (dP - delta + dlse), times 1 - (s / c)^2 with softcap
+ *   dq = scale dS k;  dk = scale dS^T q;  dv = (P keep / (1 - dropout))^T dout;  dsinks = sum exp(sink - lse) (dlse - delta) */
+typedef struct krait_attention_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, Lq, Lk, H, Hk, D, Dv, Bk, n_pages, max_q, max_k, window_left, window_right; /* n_pages: 0 */
+  float scale, softcap, dropout;
+  int32_t reserved;
+  krait_view q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, alibi_slopes, sinks, rng; /* as forward */
+  krait_view out, lse; /* of the forward call; both must be given */
+  krait_view dout;     /* like out */
+  krait_view dlse;     /* like lse, or absent; ignored where lse is infinite */
+  krait_view dq;       /* like q */
+  krait_view dk, dv;   /* like k, v */
+  krait_view dsinks;   /* (H) */
+} krait_attention_bwd_args;
+
+KRAIT_API int32_t krait_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *args);
+KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const krait_attention_bwd_args *args, uint64_t *bytes);
+
+/* Rotary embedding (Su et al. 2021) of the first 2R of D features: of pair r, (x1, x2) becomes (x1 cos - x2 sin, x1 sin + x2 cos), with the
+ * row of cos and sin of the token's position: its place in the sequence + offsets[b]. Pairs are (r, r + R), or (2r, 2r + 1) if interleaved. */
+#define KRAIT_ROTARY_INTERLEAVED 1u
+#define KRAIT_ROTARY_INVERSE 2u /* by the negative angle: the gradient */
+#define KRAIT_ROTARY_STILL 4u   /* every token of a sequence at offsets[b] */
+
+typedef struct krait_rotary_args {
+  krait_call call;
+  int64_t B, L, H, D, R, T; /* 2R <= D */
+  krait_view x;             /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
+  krait_view cos, sin;      /* (T,R) any float type */
+  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (refused on the CPU; on a GPU taken for T - 1) */
+  krait_view cu_seqlens;    /* (B+1) int32, from 0 to L, or absent */
+  krait_view out;           /* like x; may be x itself */
+} krait_rotary_args;
+
+KRAIT_API int32_t krait_rotary(const krait_ctx *ctx, const krait_rotary_args *args);
+KRAIT_API int32_t krait_rotary_scratch_bytes(const krait_ctx *ctx, const krait_rotary_args *args, uint64_t *bytes);
+
+/* L new keys and values per sequence, written behind the cache_seqlens[b] that are there, in a cache as krait_attention reads it; keys are turned
+ * by their position first, if cos and sin are given. seqused: cache_seqlens + L, what the attention then takes. */
+typedef struct krait_attention_append_args {
+  krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
+  int64_t B, L, Hk, D, Dv, R, T, Bk, Lk, n_pages;
+  krait_view k, v;            /* (B,L,Hk,D), (B,L,Hk,Dv) */
+  krait_view cos, sin;        /* (T,R) any float type; both or neither */
+  krait_view cache_seqlens;   /* (B) int32 or absent: 0 */
+  krait_view cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
+  krait_view block_table;     /* (B,n_pages) int32 or absent */
+  krait_view k_cache;         /* (Bk,Lk,Hk,D) type of k */
+  krait_view v_cache;         /* (Bk,Lk,Hk,Dv) type of k */
+  krait_view seqused;         /* (B) int32 or absent, written */
+} krait_attention_append_args;
+
+KRAIT_API int32_t krait_attention_append(const krait_ctx *ctx, const krait_attention_append_args *args);
+KRAIT_API int32_t krait_attention_append_scratch_bytes(const krait_ctx *ctx, const krait_attention_append_args *args, uint64_t *bytes);
+
 /* ==== norms ==================================================================================================
  * add_norm: v = x rowscale (+ x1) (+ residual); out = (v - mean) / sqrt(var + eps) weight + bias, or with RMS
  * v / sqrt(mean v^2 + eps) weight + bias; residual_out = v. weight1/bias1 give a second output out1 from the same
@@ -416,6 +523,18 @@ typedef struct krait_sum_rows_args {
 
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
+
+/* out[r,m] = table[index[r],m]: embeddings. */
+typedef struct krait_gather_rows_args {
+  krait_call call;
+  int64_t R, M, V;
+  krait_view table;     /* (V,M) any float type */
+  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view out;       /* (R,M) any float type */
+} krait_gather_rows_args;
+
+KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
+KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args, uint64_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -45,7 +45,7 @@ def _build_library(folder):
         said = _run("meson", "setup", build, _ROOT, "-Dtests=false")
         if "NO GPU tiers" in said:
             print("krait: no clang 18 or later here: this wheel will run on CPUs only", file=sys.stderr)
-        _run("meson", "compile", "-C", build, "krait:shared_library")
+        _run("meson", "compile", "-C", build, "src/krait:shared_library")
         built = os.path.join(build, "src", "libkrait.so")
     _run("strip", "--strip-unneeded", "-o", path, built)
     return path
@@ -71,7 +71,7 @@ def _package_files():
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 files.append((os.path.relpath(path, _HERE).replace(os.sep, "/"), _read(path)))
-    for name in ("krait.h", "ops.h"):
+    for name in ("krait.h", "ops.h", "model.h"):
         files.append(("krait/include/krait/" + name, _read(os.path.join(_ROOT, "include", "krait", name))))
     return files
 

@@ -1,4 +1,4 @@
-"""python -m krait: what is found on this machine; `dropin` installs, removes and explains the drop-in packages."""
+"""python -m krait: what is found on this machine; `dropin` installs, removes and explains the drop-in packages; `enhance` cleans a recording."""
 
 import argparse
 import signal
@@ -49,6 +49,18 @@ def report():
     return 0
 
 
+def run_enhance(options):
+    try:
+        from . import _denoiser
+        return _denoiser.enhance(options)
+    except ImportError as error:
+        text = "%s; pip install numpy" % error if error.name == "numpy" else str(error)
+    except (_load.KraitError, OSError, ValueError, MemoryError) as error:
+        text = "%s: %s" % (error.filename, error.strerror) if isinstance(error, OSError) and error.filename else str(error)
+    print("krait enhance: %s" % text.replace("\n", " "), file=sys.stderr)
+    return 1
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: what is found on this machine.")
     commands = parser.add_subparsers(dest="command")
@@ -65,7 +77,15 @@ def main(arguments=None):
     wheel.add_argument("folder")
     wheel.add_argument("packages", **packages)
     dropin.add_parser("which", help="say which copy Python will import").add_argument("packages", **packages)
+    enhance = commands.add_parser("enhance", help="remove noise from a recording of speech")
+    enhance.add_argument("input", metavar="IN")
+    enhance.add_argument("output", metavar="OUT", help=".wav, or with the package soundfile any format that it writes")
+    enhance.add_argument("-f", "--force", action="store_true", help="replace OUT if it is there")
+    enhance.add_argument("--device", default="cpu", help="cpu (default), cuda:0, ...")
+    enhance.add_argument("--threads", type=int, default=0, help="of the CPU; 0, the default, is all cores")
     options = parser.parse_args(arguments)
+    if options.command == "enhance":
+        return run_enhance(options)
     return report() if options.command is None else _dropin.run(options)
 
 

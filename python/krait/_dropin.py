@@ -21,13 +21,15 @@ from . import __version__
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dropin")
 KERNELS = "krait_kernels"
 PACKAGES = {  # distribution: version it stands for, what it imports as, what it needs
-    KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate"),
+    KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate",
+               "flash_attn_2_cuda"),
               ("torch",)),
     "causal_conv1d": ("1.6.1", ("causal_conv1d",), ("torch", KERNELS)),
     "mamba_ssm": ("2.3.2.post1", ("mamba_ssm",), ("torch", "causal_conv1d", KERNELS)),
+    "flash_attn": ("2.8.3", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
 }
 MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
-MISSING = "Mamba3, MHA (attention layers of mamba_ssm), flash_attn"
+MISSING = "Mamba3"
 _MARK = "Drop-in for "
 _SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES + importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.BYTECODE_SUFFIXES
 
@@ -69,7 +71,7 @@ def write_archive(path, files, info):
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
+            archive.writestr(entry, data, compresslevel=9)
 
 
 def write_wheel(name, folder):

@@ -18,6 +18,7 @@ struct kr_arena {
   chunk *chunks;
   size_t next_bytes;
   int failed;
+  struct kr_arena *joined; /* others that end with this one */
   chunk *reserve; /* lets a caller that did not look yet reach the place where it does */
   _Alignas(16) unsigned char spare[KR_ARENA_SPARE_BYTES];
 };
@@ -37,8 +38,19 @@ kr_arena *kr_arena_open(void) {
   return arena;
 }
 
-void kr_arena_close(kr_arena **arena) {
-  if (!arena || !*arena) return;
+void kr_arena_fail(kr_arena *arena) { arena->failed = 1; }
+
+void kr_arena_join(kr_arena *arena, kr_arena **other) {
+  kr_arena *last = *other;
+  if (!last) return;
+  arena->failed |= last->failed;
+  while (last->joined) last = last->joined;
+  last->joined = arena->joined;
+  arena->joined = *other;
+  *other = NULL;
+}
+
+static void close_one(kr_arena **arena) {
   for (chunk *c = (*arena)->chunks; c;) {
     chunk *next = c->next;
     kr_free(c);
@@ -47,6 +59,14 @@ void kr_arena_close(kr_arena **arena) {
   kr_free((*arena)->reserve);
   kr_free(*arena);
   *arena = NULL;
+}
+
+void kr_arena_close(kr_arena **arena) {
+  while (arena && *arena) {
+    kr_arena *next = (*arena)->joined;
+    close_one(arena);
+    *arena = next;
+  }
 }
 
 int kr_arena_failed(const kr_arena *arena) { return arena->failed; }
@@ -154,11 +174,14 @@ void kr_text_print(kr_text *text, const char *format, ...) {
   va_list args, again;
   va_start(args, format);
   va_copy(again, args);
-  int length = vsnprintf(NULL, 0, format, again);
+  const size_t room = text->cap - text->length;
+  int length = vsnprintf(room ? text->at + text->length : NULL, room, format, again);
   va_end(again);
-  if (length > 0 && reserve(text, (size_t)length)) {
-    vsnprintf(text->at + text->length, (size_t)length + 1, format, args);
-    text->length += (size_t)length;
+  if (length > 0 && (size_t)length >= room) {
+    if (room) text->at[text->length] = '\0';
+    if (!reserve(text, (size_t)length)) length = 0;
+    else vsnprintf(text->at + text->length, (size_t)length + 1, format, args);
   }
+  if (length > 0) text->length += (size_t)length;
   va_end(args);
 }

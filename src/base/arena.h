@@ -14,6 +14,8 @@ typedef struct kr_arena kr_arena;
 kr_arena *kr_arena_open(void); /* NULL when out of memory */
 void kr_arena_close(kr_arena **arena);
 int kr_arena_failed(const kr_arena *arena);
+void kr_arena_fail(kr_arena *arena); /* as if memory had run out */
+void kr_arena_join(kr_arena *arena, kr_arena **other); /* what other holds, its failure too, lives on in arena */
 void *kr_arena_alloc(kr_arena *arena, size_t bytes); /* zeroed; never NULL up to KR_ARENA_SPARE_BYTES */
 void *kr_arena_try(kr_arena *arena, size_t bytes); /* the same, but NULL on failure, whatever the size */
 char *kr_arena_copy(kr_arena *arena, const char *text, size_t length); /* adds the NUL; "" on failure */

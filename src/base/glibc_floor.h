@@ -12,6 +12,7 @@ KR_FLOOR(pthread_join, 2.2.5);
 KR_FLOOR(pthread_once, 2.2.5);
 KR_FLOOR(pthread_mutex_trylock, 2.2.5);
 KR_FLOOR(exp, 2.2.5);
+KR_FLOOR(exp2f, 2.2.5);
 KR_FLOOR(expf, 2.2.5);
 KR_FLOOR(log, 2.2.5);
 KR_FLOOR(logf, 2.2.5);

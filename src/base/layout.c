@@ -2,6 +2,7 @@
  * hole is seen where it is built. They only ever gain fields at their ends; tests/pkg/abi.py holds every field to its place. The operators'
  * own structs: their tables (src/ops). */
 #include <krait/bench.h>
+#include <krait/data.h>
 #include <krait/doctor.h>
 #include <krait/model.h>
 
@@ -12,14 +13,16 @@ KR_BYTES(krait_ctx_stats, 24);
 KR_BYTES(krait_device_info, 184);
 KR_BYTES(krait_selftest_line, 64);
 KR_BYTES(krait_model_options, 32);
-KR_BYTES(krait_enhance_options, 72);
+KR_BYTES(krait_enhance_options, 104);
+KR_BYTES(krait_quality, 80);
+KR_BYTES(krait_evaluation, 184);
 KR_BYTES(krait_scores, 24);
 KR_BYTES(krait_enhance_result, 256);
 KR_BYTES(krait_verify_row, 48);
 KR_BYTES(krait_image, 88);
 KR_BYTES(krait_container, 48);
 KR_BYTES(krait_target, 24);
-KR_BYTES(krait_wheel_name, 528);
+KR_BYTES(krait_wheel_name, 560);
 KR_BYTES(krait_doctor_options, 112);
 KR_BYTES(krait_op_timing, 80);
 KR_BYTES(krait_limits, 32);

@@ -32,6 +32,7 @@ typedef struct doc_container {
   int n_kernels;   /* -1: could not be counted, but there are some */
   int toolkit;
   int verdict;     /* for the worst device */
+  const char *listing; /* of its images, where it was asked for; NULL */
 } doc_container;
 
 typedef struct doc_version {
@@ -65,6 +66,7 @@ typedef struct doc_file {
   int verdict, n_judged, n_lost;
   int in_wheel;
   size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
+  const char *damage_says;
   int is_unused;           /* a variant for another CUDA: it is not loaded */
 } doc_file;
 
@@ -82,6 +84,18 @@ typedef struct doc_package {
   size_t next;                /* of the same name: index + 1; 0 */
   int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
 } doc_package;
+
+typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a package */
+  const char *path, *package, *version;
+  int targets[64], n_targets; /* GPUs that are named in it */
+  int ptx;                    /* the oldest capability that it has PTX for; 0 */
+  const char *named_at;       /* "setup.py, line 12: …": where the last of them is named; "" */
+  int uses_torch, sets_own;   /* torch's builder; flags of its own, so that torch's builder adds none */
+  const char *variable;       /* NAME_CUDA_ARCHS: what sets the targets; "" */
+  const char *python;         /* Requires-Python; "" */
+  const char *platform;       /* conda: linux-64; "" */
+  kr_list torch_pins;         /* const char *: "torch==2.3.0", of the build or the package */
+} doc_build;
 
 typedef struct doc_need { /* of a library: the files that ask for it, a chain */
   size_t file, next; /* next: index + 1; 0 */
@@ -169,6 +183,7 @@ struct krait_report {
   kr_list left_overs, path_files; /* const char *: what pip left behind, .pth files */
   kr_list owners;     /* doc_owner */
   kr_list compilers;  /* doc_compiler */
+  kr_list builds;     /* doc_build */
   kr_list files;      /* doc_file */
   kr_list packages;   /* doc_package */
   kr_list findings;   /* doc_finding */
@@ -192,6 +207,9 @@ int doc_has_text(const kr_list *list, const char *text);
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
+/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first walk was not right. Negative: damage. */
+typedef void (*doc_image_fn)(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user);
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers);
 void doc_judge_all(doc *d);                                       /* verdicts, once the target is known: for the device that a file serves worst */
 void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
@@ -201,6 +219,11 @@ const char *doc_print_container(doc *d, const doc_container *container);
 void doc_read_compiler(doc *d, kr_source *source, const doc_file *about);
 void doc_choose_variants(doc *d);      /* before files are judged: which of several libraries is loaded */
 void doc_diagnose_compilers(doc *d);
+
+/* members.c. fn looks into one member for a report that is its own; several run at once. */
+typedef struct kr_zip kr_zip;
+typedef void (*doc_member_fn)(doc *own, kr_source *source, const char *name, void *user);
+void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, void *user);
 
 /* symbols.c */
 void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
@@ -216,6 +239,8 @@ void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 
 void doc_read_site(doc *d, const char *site);
 void doc_find_environment(doc *d);
 void doc_read_wheel(doc *d, const char *path);
+doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url);
+void doc_index_package(doc *d, size_t i); /* once its name is known */
 void doc_read_folder(doc *d, const char *path);
 int doc_is_library_name(const char *path); /* lib.so, lib.so.12 */
 const char *doc_normalise(doc *d, const char *name, size_t n);
@@ -223,6 +248,11 @@ const doc_package *doc_find_package(const doc *d, const char *name);
 const doc_package *doc_twin_package(const doc *d, const doc_package *p); /* the next of the same name; NULL */
 const char *doc_read_text(doc *d, const char *path, size_t max_bytes); /* NULL: cannot be read */
 const char *doc_header(doc *d, const char *text, const char *key);      /* first "Key: value" line; "" */
+
+/* archives.c: source releases and conda's packages */
+int doc_is_archive(const char *path); /* by its name */
+void doc_read_archive(doc *d, const char *path);
+void doc_diagnose_archives(doc *d);
 
 /* facts.c */
 void doc_collect_facts(doc *d);

@@ -28,6 +28,7 @@ static void read_path(doc *d, const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
   else if (ends_with(path, ".whl") && stat(path, &info) == 0) doc_read_wheel(d, path);
+  else if (doc_is_archive(path) && stat(path, &info) == 0) doc_read_archive(d, path);
   else if (!is_pins(path)) refuse_other(d, doc_inspect_path(d, path));
 }
 
@@ -60,14 +61,14 @@ static doc *new_report(void) {
              .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .nvcc = "",
              .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
              .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
-             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
+             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .builds = KR_LIST(doc_build), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *),
              .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *), .versions = KR_LIST(const char *), .site = "", .source = "", .owner = ""}};
   if (d->arena) return d;
   kr_free(d);
   return NULL;
 }
 
-static int32_t open_report(const char *tables, krait_report **report) {
+int32_t doc_open_report(const char *tables, krait_report **report) {
   *report = NULL;
   doc *d = new_report();
   KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for a report");
@@ -91,7 +92,7 @@ static void read_all_pins(doc *d) {
 }
 
 static void diagnose(doc *d) {
-  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
+  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_archives, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
                                          doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_keep_causes, doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
@@ -106,7 +107,7 @@ int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **rep
   KR_CHECK(report, KRAIT_ERR_ARGUMENT, "report must not be NULL");
   *report = NULL;
   KR_CHECK(options && options->size >= offsetof(krait_doctor_options, machine), KRAIT_ERR_STRUCT_SIZE, "options: size is not set");
-  KR_TRY(open_report(options->tables, report));
+  KR_TRY(doc_open_report(options->tables, report));
   doc *d = *report;
   memcpy(&d->options, options, options->size < sizeof d->options ? options->size : sizeof d->options);
   d->root = options->root && strcmp(options->root, "/") != 0 ? options->root : "";
@@ -159,7 +160,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   return warnings && strict ? 2 : 0;
 }
 
-/* ---- explain and list ---- */
+/* ---- explain ---- */
 static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
 
 static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
@@ -174,7 +175,7 @@ static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
 
 int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **out) {
   KR_CHECK(id && report && out, KRAIT_ERR_ARGUMENT, "id, report and text must not be NULL");
-  KR_TRY(open_report(tables, report));
+  KR_TRY(doc_open_report(tables, report));
   doc *d = *report;
   kr_text text = kr_text_begin(d->arena);
   for (size_t i = 0; i < d->tables->rules.n; i++) {
@@ -188,199 +189,64 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
   return kr_fail(KRAIT_ERR_ARGUMENT, "no rule '%s'; krait doctor --explain list names them all", id);
 }
 
-static const char *image_name(doc *d, const krait_image *image) {
-  const char *suffix = image->suffix == 'a' ? "a" : image->suffix == 'f' ? "f" : "";
-  if (image->kind == KRAIT_IMAGE_PTX) return kr_arena_print(d->arena, "ptx   compute_%d%s  version %d.%d", image->sm, suffix, image->ptx / 10, image->ptx % 10);
-  if (image->kind == KRAIT_IMAGE_CUBIN) return kr_arena_print(d->arena, "cubin sm_%d%s%s", image->sm, suffix, image->relocatable ? "  relocatable" : "");
-  if (image->kind == KRAIT_IMAGE_LTO) return kr_arena_print(d->arena, "lto   %d", image->sm);
-  return kr_arena_print(d->arena, "kind %d  %d", image->raw_kind, image->sm);
-}
-
-static int32_t list_images(doc *d, krait_scan *scan, kr_text *text) {
-  static const char *const packs[] = {"", "  old packing", "  lz4", "  zstd"};
-  krait_image image = {.size = sizeof image};
-  char name[512];
-  int32_t status;
-  while ((status = krait_scan_next_image(scan, &image)) == 1) {
-    kr_text_print(text, "  %llu: %s  %llu bytes%s", (unsigned long long)image.offset, image_name(d, &image), (unsigned long long)image.unpacked_bytes, packs[image.compression]);
-    if (image.toolkit) kr_text_print(text, "  CUDA %d.%d", image.toolkit / 10, image.toolkit % 10);
-    kr_text_print(text, "%s\n", image.damaged ? "  DAMAGED" : "");
-    while (!image.damaged && krait_scan_next_kernel(scan, name, sizeof name) == 1 && text->length < 64u << 20) kr_text_print(text, "      %s\n", doc_demangle(d, kr_arena_copy(d->arena, name, strlen(name))));
-  }
-  return status;
-}
-
-static int32_t list_source(doc *d, kr_source *source, kr_text *text) {
-  krait_scan *scan;
-  krait_container container = {.size = sizeof container};
-  int32_t status;
-  KR_TRY(kr_scan_open_source(source, &scan));
-  while ((status = krait_scan_next_container(scan, &container)) == 1) {
-    kr_text_print(text, "container at %llu in %s, %llu bytes%s\n", (unsigned long long)container.offset, container.section, (unsigned long long)container.bytes,
-                  container.relocatable ? ", relocatable" : "");
-    if ((status = list_images(d, scan, text)) < 0) break;
-  }
-  krait_scan_close(&scan);
-  return status;
-}
-
-/* Every library of a wheel under its name. */
-static int32_t list_wheel(doc *d, const char *path, kr_text *text) {
-  kr_zip *zip;
-  int32_t status = KRAIT_OK;
-  KR_TRY(kr_zip_open(path, &zip));
-  for (int64_t i = 0; i < kr_zip_n(zip) && status >= 0 && !kr_arena_failed(d->arena); i++) {
-    kr_zip_member member;
-    kr_source *source;
-    if (kr_zip_member_at(zip, i, &member) < 0 || member.is_folder || !doc_is_library_name(member.name)) continue;
-    if ((status = kr_zip_source_open(zip, i, &source)) < 0) break;
-    kr_text_print(text, "%s\n", doc_printable(d, member.name));
-    if (source->size) status = list_source(d, source, text);
-    kr_zip_source_close(&source);
-  }
-  kr_zip_close(&zip);
-  return status;
-}
-
-static int32_t list_file(doc *d, const char *path, kr_text *text) {
-  kr_source source;
-  KR_TRY(kr_source_open(&source, path));
-  int32_t status = list_source(d, &source, text);
-  kr_source_close(&source);
-  return status;
-}
-
-int32_t krait_doctor_list(const char *path, krait_report **report, const char **out) {
-  KR_CHECK(path && report && out, KRAIT_ERR_ARGUMENT, "path, report and text must not be NULL");
-  KR_TRY(open_report(NULL, report));
-  doc *d = *report;
-  kr_text text = kr_text_begin(d->arena);
-  int32_t status = ends_with(path, ".whl") ? list_wheel(d, path, &text) : list_file(d, path, &text);
-  if (status == KRAIT_OK && !text.length) kr_text_print(&text, "no GPU code\n");
-  if (status == KRAIT_OK && kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to list %s", path);
-  *out = text.at;
-  if (status < 0) krait_report_close(report);
-  return status;
-}
-
-/* ---- the list for programs ---- */
-static void json_text(doc *d, kr_text *out, const char *text) {
-  kr_text_print(out, "\"");
-  for (const char *p = doc_printable(d, text); *p; p++) {
-    if (*p == '"' || *p == '\\') kr_text_print(out, "\\");
-    kr_text_add(out, p, 1);
-  }
-  kr_text_print(out, "\"");
-}
-
-static int32_t list_json_images(doc *d, krait_scan *scan, kr_text *out) {
-  static const char *const packs[] = {"none", "old", "lz4", "zstd"};
-  krait_image image = {.size = sizeof image};
-  char name[512];
-  int32_t status;
-  for (int i = 0; (status = krait_scan_next_image(scan, &image)) == 1; i++) {
-    const char *kind = image.kind == KRAIT_IMAGE_PTX ? "ptx" : image.kind == KRAIT_IMAGE_CUBIN ? "cubin" : image.kind == KRAIT_IMAGE_LTO ? "lto" : "other", *suffix = image.suffix == 'a' ? "a" : image.suffix == 'f' ? "f" : "";
-    kr_text_print(out, "%s{\"kind\": \"%s\", \"sm\": %d, \"suffix\": \"%s\", \"ptx\": %d, \"compression\": \"%s\", \"toolkit\": %d, \"offset\": %llu, \"bytes\": %llu, \"damaged\": %s, \"kernels\": [", i ? ", " : "", kind,
-                  image.sm, suffix, image.ptx, packs[image.compression], image.toolkit, (unsigned long long)image.offset, (unsigned long long)image.unpacked_bytes, image.damaged ? "true" : "false");
-    for (int k = 0; !image.damaged && krait_scan_next_kernel(scan, name, sizeof name) == 1 && out->length < 64u << 20; k++) {
-      if (k) kr_text_print(out, ", ");
-      json_text(d, out, doc_demangle(d, name));
-    }
-    kr_text_print(out, "]}");
-  }
-  return status;
-}
-
-static int32_t list_json_source(doc *d, kr_source *source, const char *name, kr_text *out) {
-  krait_scan *scan;
-  krait_container container = {.size = sizeof container};
-  int32_t status;
-  KR_TRY(kr_scan_open_source(source, &scan));
-  kr_text_print(out, "%s{\"file\": ", out->length > 1 ? ",\n " : "");
-  json_text(d, out, name);
-  kr_text_print(out, ", \"containers\": [");
-  for (int i = 0; (status = krait_scan_next_container(scan, &container)) == 1; i++) {
-    kr_text_print(out, "%s{\"section\": ", i ? ", " : "");
-    json_text(d, out, container.section);
-    kr_text_print(out, ", \"offset\": %llu, \"bytes\": %llu, \"relocatable\": %s, \"images\": [", (unsigned long long)container.offset, (unsigned long long)container.bytes, container.relocatable ? "true" : "false");
-    if ((status = list_json_images(d, scan, out)) < 0) break;
-    kr_text_print(out, "]}");
-  }
-  kr_text_print(out, "]}");
-  krait_scan_close(&scan);
-  return status;
-}
-
-static int32_t list_json_wheel(doc *d, const char *path, kr_text *out) {
-  kr_zip *zip;
-  int32_t status = KRAIT_OK;
-  KR_TRY(kr_zip_open(path, &zip));
-  for (int64_t i = 0; i < kr_zip_n(zip) && status >= 0 && !kr_arena_failed(d->arena); i++) {
-    kr_zip_member member;
-    kr_source *source;
-    if (kr_zip_member_at(zip, i, &member) < 0 || member.is_folder || !doc_is_library_name(member.name)) continue;
-    if ((status = kr_zip_source_open(zip, i, &source)) < 0) break;
-    if (source->size) status = list_json_source(d, source, member.name, out);
-    kr_zip_source_close(&source);
-  }
-  kr_zip_close(&zip);
-  return status;
-}
-
-int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text) {
-  KR_CHECK(path && report && text, KRAIT_ERR_ARGUMENT, "path, report and text must not be NULL");
-  KR_TRY(open_report(NULL, report));
-  doc *d = *report;
-  kr_text out = kr_text_begin(d->arena);
-  kr_source source;
-  int32_t status;
-  kr_text_print(&out, "[");
-  if (ends_with(path, ".whl")) status = list_json_wheel(d, path, &out);
-  else if ((status = kr_source_open(&source, path)) == KRAIT_OK) status = list_json_source(d, &source, path, &out), kr_source_close(&source);
-  kr_text_print(&out, "]\n");
-  if (status >= 0 && kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to list %s", path);
-  *text = out.at;
-  if (status < 0) krait_report_close(report);
-  return status < 0 ? status : KRAIT_OK;
-}
-
 #ifdef KR_FUZZ
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The first byte says what the rest is: a log, a file by its name, or a list of images. The machine's facts come from an empty folder. */
+/* The first byte says what the rest is: a file by its name, a log, tables, or an environment's texts between NUL bytes. The machine's facts come from an empty folder. */
+enum { FUZZ_FILES = 7, FUZZ_LOG = FUZZ_FILES, FUZZ_TABLES, FUZZ_SITE, N_FUZZ };
+
+static void put_file(const char *path, const uint8_t *data, size_t n) {
+  FILE *file = fopen(path, "wb");
+  if (!file) return;
+  fwrite(data, 1, n, file);
+  fclose(file);
+}
+
+/* METADATA, WHEEL, RECORD, direct_url.json, torch/version.py, x.pth and a library. */
+static void put_site(const char *site, const uint8_t *data, size_t n, int is_end) {
+  static const char *const names[] = {"x-1.dist-info/METADATA", "x-1.dist-info/WHEEL", "x-1.dist-info/RECORD", "x-1.dist-info/direct_url.json", "torch/version.py", "x.pth", "a.so", "x-1.dist-info", "torch", ""};
+  char path[160];
+  for (int i = 9; i >= 7 && !is_end; i--) snprintf(path, sizeof path, "%s/%s", site, names[i]), mkdir(path, 0700);
+  for (int i = 0; i < 7; i++) {
+    const uint8_t *end = i < 6 && n ? memchr(data, 0, n) : NULL;
+    const size_t length = end ? (size_t)(end - data) : n;
+    snprintf(path, sizeof path, "%s/%s", site, names[i]);
+    if (is_end) unlink(path);
+    else put_file(path, data, length);
+    data += length + (end != NULL), n -= length + (end != NULL);
+  }
+  for (int i = 7; i < 10 && is_end; i++) snprintf(path, sizeof path, "%s/%s", site, names[i]), rmdir(path);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static const char *const names[] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a"};
-  enum { N_NAMES = sizeof names / sizeof *names };
+  static const char *const names[FUZZ_FILES] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a", "x-1.0.tar"};
   static const char folder[] = "/tmp/krait-fuzz";
   char path[96];
   if (size < 1 || (mkdir(folder, 0700) != 0 && access(folder, W_OK) != 0)) return 0;
-  const size_t kind = data[0] % (N_NAMES + 1);
+  const size_t kind = data[0] % N_FUZZ;
   krait_doctor_options options = {.size = sizeof options, .gpu = "12.0", .driver = "570.86", .torch = "2.8.0+cu128", .root = folder, .deep = 1};
   krait_report *report = NULL;
   const char *text = NULL, *const paths[] = {path};
-  snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), names[kind % N_NAMES]);
-  if (kind < N_NAMES) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return 0;
-    fwrite(data + 1, 1, size - 1, file);
-    fclose(file);
-    options.paths = paths;
-    options.n_paths = 1;
-  } else {
-    options.log = (const char *)data + 1;
-    options.log_bytes = size - 1;
-  }
+  snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), kind < FUZZ_FILES ? names[kind] : "site");
+  options.paths = paths;
+  options.n_paths = kind != FUZZ_LOG && kind != FUZZ_TABLES;
+  if (kind < FUZZ_FILES || kind == FUZZ_TABLES) put_file(path, data + 1, size - 1);
+  if (kind == FUZZ_SITE) put_site(path, data + 1, size - 1, 0), options.torch = NULL;
+  if (kind == FUZZ_TABLES) options.tables = path, options.log = "no kernel image is available\nundefined symbol: _ZN3c10x", options.log_bytes = strlen(options.log);
+  if (kind == FUZZ_LOG) options.log = (const char *)data + 1, options.log_bytes = size - 1;
   if (krait_doctor_run(&options, &report) == KRAIT_OK) {
     krait_report_text(report, 0, 0);
     krait_report_json(report, 0);
     krait_report_plan(report);
+    krait_report_issue(report);
   }
   krait_report_close(&report);
-  if (kind < N_NAMES && krait_doctor_list(path, &report, &text) == KRAIT_OK) krait_report_close(&report);
-  unlink(path);
+  if (kind < FUZZ_FILES && krait_doctor_list(path, &report, &text) == KRAIT_OK) krait_report_close(&report);
+  if (kind == FUZZ_SITE) put_site(path, data, 0, 1);
+  else unlink(path);
   return 0;
 }
 #endif

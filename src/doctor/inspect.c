@@ -4,9 +4,9 @@
 
 #include "alloc.h"
 #include "doc.h"
+#include "forward.h"
 #include "sha256.h"
 #include "status.h"
-#include "zip_file.h"
 
 enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048, MAX_VERSIONS = 2048 };
 
@@ -37,13 +37,16 @@ typedef struct walk {
   krait_scan *scan;
   doc_file *file;
   int is_trial, is_damaged;
+  doc_image_fn fn; /* instead of counting kernels */
+  void *user;
   body *bodies; /* of this container, from all its images */
   size_t n_bodies, cap_bodies;
 } walk;
 
 static void damaged(walk *w) {
   w->is_damaged = 1;
-  if (!w->is_trial) report_damage(w->d, w->file);
+  if (!w->is_trial && !w->file->damage_says) w->file->damage_says = kr_arena_print(w->d->arena, "%s", krait_error_detail());
+  if (!w->is_trial && !w->fn) report_damage(w->d, w->file);
 }
 
 /* ---- hollow kernels ---- */
@@ -117,7 +120,7 @@ static int wants_kernels(const doc_container *c, const krait_image *image) {
 static void report_image(walk *w, const krait_image *image) {
   doc *d = w->d;
   w->is_damaged = 1;
-  if (w->is_trial) return;
+  if (w->is_trial || w->fn) return;
   doc_finding *f = report_as_damaged(d, w->file, kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image->label_sm, (unsigned long long)image->offset));
   if (f) f->offset = (int64_t)image->offset;
 }
@@ -132,9 +135,11 @@ static void read_images(walk *w, doc_container *c) {
     has_ptx |= image.kind == KRAIT_IMAGE_PTX;
     n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
     if (image.damaged) report_image(w, &image);
-    if (wants_kernels(c, &image)) read_kernels(w, c, &image);
+    if (w->fn) w->fn(d, w->scan, &image, c, w->user);
+    else if (wants_kernels(c, &image)) read_kernels(w, c, &image);
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
+  if (w->fn) w->fn(d, w->scan, NULL, c, w->user);
   if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins))) c->n_kernels = -1; /* only cubins can show that they are a stub */
   find_hollow(w, c);
   if (c->toolkit > w->file->toolkit) w->file->toolkit = c->toolkit;
@@ -186,8 +191,8 @@ static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
 }
 
 /* Sections are named at the end of a file. Where that is far away, first search, then ask; if in doubt, walk again by sections. */
-static void read_containers(doc *d, krait_scan *scan, doc_file *file) {
-  walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1}, whole = {.d = d, .scan = scan, .file = file};
+static void read_containers(doc *d, krait_scan *scan, doc_file *file, doc_image_fn fn, void *user) {
+  walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1, .fn = fn, .user = user}, whole = {.d = d, .scan = scan, .file = file, .fn = fn, .user = user};
   int is_done = 0;
   if (kr_scan_source(scan)->is_forward && kr_scan_set_forward(scan)) {
     walk_containers(&trial);
@@ -297,7 +302,7 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
     file->machine = kr_scan_elf(scan)->machine;
     file->bits = kr_scan_elf(scan)->bits;
   }
-  read_containers(d, scan, file);
+  read_containers(d, scan, file, NULL, NULL);
   if (kr_scan_elf(scan) && kr_scan_read_dynamic(scan) < 0) {
     report_damage(d, file);
   } else if (kr_scan_elf(scan)) {
@@ -307,9 +312,20 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   classify(file);
   krait_scan_close(&scan);
   char hex[65];
-  const uint64_t most = source->is_forward ? KR_ZIP_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
+  const uint64_t most = source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
   if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
   return file;
+}
+
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers) {
+  krait_scan *scan;
+  doc_file *file = add_file(d, path);
+  *containers = &file->containers;
+  KR_TRY(kr_scan_open_source(source, &scan));
+  read_containers(d, scan, file, fn, user);
+  krait_scan_close(&scan);
+  KR_CHECK(!file->damage_says, KRAIT_ERR_FILE_FORMAT, "%s", file->damage_says);
+  return KRAIT_OK;
 }
 
 doc_file *doc_inspect_path(doc *d, const char *path) {

@@ -6,5 +6,6 @@
 const char *doc_printable(doc *d, const char *text);
 /* text after head, wrapped at 80 columns; the following lines begin with indent blanks. A command's break is a backslash. */
 void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command);
+int32_t doc_open_report(const char *tables, krait_report **report); /* without any facts */
 int doc_is_shown(const doc *d, const doc_finding *finding);
 #endif

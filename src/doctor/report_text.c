@@ -1,5 +1,6 @@
 /* report_text.c: the report for people: 80 columns, readable without colour; and the plan, the shortest way out. */
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "doc.h"
@@ -241,7 +242,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
-  if (!d->files.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
+  if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
   if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
   if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)

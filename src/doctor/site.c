@@ -39,7 +39,7 @@ const doc_package *doc_find_package(const doc *d, const char *name) {
 const doc_package *doc_twin_package(const doc *d, const doc_package *p) { return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL; }
 
 /* The first of a name, and from each the next of the same name. */
-static void index_package(doc *d, size_t i) {
+void doc_index_package(doc *d, size_t i) {
   doc_package *p = KR_AT(d->packages, doc_package, i);
   size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
   if (!*first) *first = i + 1;
@@ -184,7 +184,7 @@ static void read_record(doc *d, const doc_package *p) {
 }
 
 /* ---- packages ---- */
-static doc_package *add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
+doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
   doc_package *p = kr_list_push(d->arena, &d->packages);
   const char *name = doc_header(d, metadata, "Name");
   *p = (doc_package){.name = doc_normalise(d, name, strlen(name)), .version = doc_header(d, metadata, "Version"), .dist_info = "", .site = "",
@@ -204,7 +204,7 @@ static const char *read_or_empty(doc *d, const char *folder, const char *name) {
 
 static void read_dist_info(doc *d, const char *site, const char *folder) {
   const char *path = kr_arena_print(d->arena, "%s/%s", site, folder);
-  doc_package *p = add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
+  doc_package *p = doc_add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
   p->dist_info = path;
   p->site = site;
   const char *installer = read_or_empty(d, path, "INSTALLER");
@@ -215,7 +215,7 @@ static void read_dist_info(doc *d, const char *site, const char *folder) {
     const char *version = folder[n] ? folder + n + 1 : "", *end = strstr(version, ".dist-info");
     p->version = kr_arena_copy(d->arena, version, end ? (size_t)(end - version) : strlen(version));
   }
-  index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->packages.n - 1);
 }
 
 /* "x = 'y'" of a Python file. */
@@ -473,51 +473,38 @@ static void check_member(doc *d, const char *record, const kr_names *lines, cons
   if (split_record(kr_arena_copy(d->arena, line, length - (length && line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
 }
 
-static void report_member(doc *d, const char *path) {
-  const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
-  doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
+typedef struct wheel_reader {
+  const char *path;
+  doc_package package;
+} wheel_reader;
+
+static void read_member(doc *own, kr_source *source, const char *name, void *user) {
+  const wheel_reader *r = user;
+  const char *path = kr_arena_print(own->arena, "%s/%s", r->path, name), *slash = strrchr(name, '/');
+  if (!doc_is_library_name(name)) {
+    doc_read_compiler(own, source, &(doc_file){.path = path, .name = slash ? slash + 1 : name, .package = r->package.name});
+    return;
+  }
+  own->owner = r->package.name, own->owner_version = r->package.version;
+  doc_file *file = doc_inspect_source(own, source, path);
+  if (file) file->in_wheel = 1;
 }
 
 void doc_read_wheel(doc *d, const char *path) {
   kr_zip *zip;
   if (kr_zip_open(path, &zip) < 0) {
-    report_member(d, path);
+    const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
+    doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
     return;
   }
   const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")), *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
   const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
-  doc_package *p = add_package(d, metadata, wheel, "");
-  p->site = path;
-  index_package(d, d->packages.n - 1);
-  doc_package package = *p;
+  wheel_reader r = {.path = path, .package = *doc_add_package(d, metadata, wheel, "")};
+  const size_t first = d->files.n, n = strlen(path) + 1;
+  KR_AT(d->packages, doc_package, d->packages.n - 1)->site = r.package.site = path;
+  doc_index_package(d, d->packages.n - 1);
   const kr_names lines = index_record(d, record);
-  for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {
-    kr_zip_member member;
-    kr_source *source;
-    if (kr_zip_member_at(zip, i, &member) < 0) {
-      report_member(d, path);
-      continue;
-    }
-    const char *slash = strrchr(member.name, '/');
-    int is_ptxas = slash && strcmp(slash, "/ptxas") == 0;
-    if ((!doc_is_library_name(member.name) && !is_ptxas) || member.is_folder) continue;
-    if (kr_zip_source_open(zip, i, &source) < 0) {
-      report_member(d, path);
-      continue;
-    }
-    if (is_ptxas) {
-      doc_read_compiler(d, source, &(doc_file){.path = kr_arena_print(d->arena, "%s/%s", path, member.name), .name = "ptxas", .package = package.name});
-      kr_zip_source_close(&source);
-      continue;
-    }
-    d->owner = package.name, d->owner_version = package.version;
-    doc_file *file = doc_inspect_source(d, source, kr_arena_print(d->arena, "%s/%s", path, member.name));
-    d->owner = d->owner_version = "";
-    if (file) {
-      file->in_wheel = 1;
-      check_member(d, record, &lines, member.name, file, &package);
-    }
-    kr_zip_source_close(&source);
-  }
+  doc_each_member(d, path, zip, read_member, &r);
   kr_zip_close(&zip);
+  for (size_t i = first; i < d->files.n; i++) check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);
 }

@@ -1,5 +1,6 @@
 /* wheel.c: what a wheel's file name claims, and the wheel walker of krait/doctor.h. */
 #include <ctype.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -72,14 +73,21 @@ static int32_t split_version(krait_wheel_name *name, const char *version, size_t
   return KRAIT_OK;
 }
 
+/* A label such as cu128 says its CUDA; one of other words or a hash says nothing here. */
+static void read_variant(krait_wheel_name *name, const char *label) {
+  if (strncmp(label, "cu", 2) == 0 && isdigit((unsigned char)label[2])) name->cuda = cuda_of(label + 2);
+}
+
 int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
   char text[512];
   const char *part[8];
   size_t length[8];
-  int n = 0;
+  int n = 0, has_build, has_variant;
   KR_CHECK(file && name, KRAIT_ERR_ARGUMENT, "file and name must not be NULL");
-  KR_CHECK(name->size >= sizeof *name, KRAIT_ERR_STRUCT_SIZE, "wheel name: size is not set");
-  *name = (krait_wheel_name){.size = sizeof *name, .cxx11abi = -1};
+  const uint32_t size = name->size;
+  KR_CHECK(size >= offsetof(krait_wheel_name, variant), KRAIT_ERR_STRUCT_SIZE, "wheel name: size is not set");
+  memset(name, 0, size < sizeof *name ? size : sizeof *name);
+  name->size = size, name->cxx11abi = -1;
   KR_TRY(base_name(file, text, sizeof text));
   size_t end = strlen(text);
   KR_CHECK(end > 4 && strcmp(text + end - 4, ".whl") == 0, KRAIT_ERR_ARGUMENT, "%s does not end in .whl", text);
@@ -93,12 +101,19 @@ int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
       break;
     }
   }
-  KR_CHECK(n == 5 || (n == 6 && isdigit((unsigned char)*part[2])), KRAIT_ERR_ARGUMENT, "%s.whl is no wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
-  int fits = copy_part(name->dist, sizeof name->dist, part[0], length[0]) && copy_part(name->python, sizeof name->python, part[n - 3], length[n - 3]) &&
-             copy_part(name->abi, sizeof name->abi, part[n - 2], length[n - 2]) && copy_part(name->platform, sizeof name->platform, part[n - 1], length[n - 1]);
-  if (n == 6) fits = fits && copy_part(name->build, sizeof name->build, part[2], length[2]);
+  /* NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM(-VARIANT): a build begins with a digit, and a Python's tag does not */
+  has_build = n >= 6 && isdigit((unsigned char)*part[2]);
+  has_variant = n - has_build == 6 && (memchr(part[4 + has_build], '_', length[4 + has_build]) || strncmp(part[4 + has_build], "any-", 4) == 0);
+  KR_CHECK(n - has_build == 5 || has_variant, KRAIT_ERR_ARGUMENT, "%s.whl is no wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
+  const int tags = 2 + has_build;
+  int fits = copy_part(name->dist, sizeof name->dist, part[0], length[0]) && copy_part(name->python, sizeof name->python, part[tags], length[tags]) &&
+             copy_part(name->abi, sizeof name->abi, part[tags + 1], length[tags + 1]) && copy_part(name->platform, sizeof name->platform, part[tags + 2], length[tags + 2]);
+  if (has_build) fits = fits && copy_part(name->build, sizeof name->build, part[2], length[2]);
+  if (has_variant && size >= sizeof *name) fits = fits && copy_part(name->variant, sizeof name->variant, part[tags + 3], length[tags + 3]);
   KR_CHECK(fits, KRAIT_ERR_ARGUMENT, "%s.whl has a part that is too long", text);
-  return split_version(name, part[1], length[1]);
+  KR_TRY(split_version(name, part[1], length[1]));
+  if (has_variant && !name->cuda) read_variant(name, part[tags + 3]);
+  return KRAIT_OK;
 }
 
 struct krait_wheel {

@@ -6,13 +6,11 @@
 
 #include <errno.h>
 #include <sndfile.h>
-#include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "dlib.h"
+#include "av.h"
 #include "status.h"
 
 /* ---- which files ---- */
@@ -41,72 +39,9 @@ static int find_magic(int fd) {
 
 int kr_movie_is(int fd) { return find_magic(fd) >= 0; }
 
-/* ---- the library ---- */
-typedef struct kr_av {
-#define KR_AV(result, name, arguments) result(*name) arguments;
-#include "avfilter.def"
-#undef KR_AV
-  kr_dlib *lib;
-} kr_av;
-
-/* The fields of AVFrame in front of those that moved. */
-typedef struct kr_av_frame {
-  unsigned char *data[8];
-  int line_bytes[8];
-  unsigned char **extended_data;
-  int width, height, n_samples, format;
-} kr_av_frame;
-
-static int load(kr_av *av) {
-  static const char *const names[] = {"libavfilter.so.11", "libavfilter.so.10", "libavfilter.so.9", "libavfilter.so.8", "libavfilter.so.7"};
-  const char *why;
-  for (size_t i = 0; i < sizeof names / sizeof *names && !av->lib; i++) av->lib = kr_dlib_open(names[i], &why);
-  if (!av->lib) return 0;
-  int is_whole = 1;
-  void *symbol;
-#define KR_AV(result, name, arguments)            \
-  symbol = kr_dlib_find(av->lib, #name);          \
-  memcpy(&av->name, &symbol, sizeof symbol);      \
-  is_whole &= symbol != NULL;
-#include "avfilter.def"
-#undef KR_AV
-  return is_whole;
-}
-
-/* ---- what goes wrong inside ---- */
-/* amovie takes a damaged end for the end; only its log tells. Messages of other threads of the host go where they went. */
-static _Thread_local char *damage; /* 200 bytes of the thread that decodes, else NULL */
-static void (*_Atomic log_of_host)(void *, int, const char *, va_list);
-static atomic_int n_listening;
-enum { AV_ERROR = 16, DAMAGE_BYTES = 200 };
-
-static void listen_log(void *from, int level, const char *format, va_list list) {
-  if (!damage) {
-    void (*host)(void *, int, const char *, va_list) = atomic_load(&log_of_host);
-    if (host) host(from, level, format, list);
-  } else if (level <= AV_ERROR && !*damage) {
-    vsnprintf(damage, DAMAGE_BYTES, format, list);
-    damage[strcspn(damage, "\n")] = 0;
-  }
-}
-
-static void begin_listening(const kr_av *av, char *text) {
-  damage = text;
-  atomic_store(&log_of_host, av->av_log_default_callback);
-  atomic_fetch_add(&n_listening, 1);
-  av->av_log_set_callback(listen_log);
-}
-
-static void end_listening(const kr_av *av) {
-  damage = NULL;
-  if (atomic_fetch_sub(&n_listening, 1) == 1) av->av_log_set_callback(av->av_log_default_callback);
-}
-
-static int32_t fail_av(const kr_av *av, const char *name, int error, const char *text) {
-  char words[DAMAGE_BYTES] = "";
-  if (error == -ENOMEM) return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  if (!*text) av->av_strerror(error, words, sizeof words);
-  return kr_fail(KRAIT_ERR_FILE_READ, "%s has no sound that can be read (FFmpeg: %s)", name, *text ? text : words);
+const char *kr_movie_demuxer(int fd) {
+  const int row = find_magic(fd);
+  return row < 0 ? NULL : magics[row].demuxer;
 }
 
 /* ---- the graph ---- */
@@ -123,11 +58,10 @@ static int build_graph(const kr_av *av, void *graph, int from, const char *demux
 }
 
 static int32_t copy_frames(const kr_av *av, void *sink, void *frame, SNDFILE *file, const char *name, const char *text) {
-  const int end_of_file = -('E' | 'O' << 8 | 'F' << 16 | ' ' << 24);
-  for (int error;;) {
+    for (int error;;) {
     error = av->av_buffersink_get_frame(sink, frame);
-    if (error == end_of_file && !*text) return KRAIT_OK;
-    if (error < 0 || *text) return fail_av(av, name, error, text);
+    if (error == KR_AV_END && !*text) return KRAIT_OK;
+    if (error < 0 || *text) return kr_av_fail(av, name, "sound", error, text);
     const kr_av_frame *f = frame;
     const sf_count_t n = f->n_samples;
     const int failed = n > 0 && sf_writef_float(file, (const float *)(const void *)f->data[0], n) != n;
@@ -148,14 +82,14 @@ static int32_t copy_sound(const kr_av *av, void *sink, int to, const char *name,
 }
 
 static int32_t decode(const kr_av *av, int from, int to, const char *demuxer, const char *name) {
-  char text[DAMAGE_BYTES] = "";
+  char text[KR_AV_TEXT_BYTES] = "";
   void *graph = av->avfilter_graph_alloc(), *sink = NULL;
   KR_CHECK(graph, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  begin_listening(av, text);
+  kr_av_listen(av, text);
   const int error = build_graph(av, graph, from, demuxer, &sink);
-  int32_t status = error < 0 ? fail_av(av, name, error, text) : copy_sound(av, sink, to, name, text);
+  int32_t status = error < 0 ? kr_av_fail(av, name, "sound", error, text) : copy_sound(av, sink, to, name, text);
   av->avfilter_graph_free(&graph);
-  end_listening(av);
+  kr_av_listen_no_more(av);
   return status;
 }
 
@@ -163,7 +97,7 @@ int32_t kr_movie_decode(int from, int to, const char *name) {
   const int row = find_magic(from);
   kr_av av = {0};
   KR_CHECK(row >= 0, KRAIT_ERR_FILE_FORMAT, "%s is not an audio file that can be read", name);
-  if (!load(&av)) {
+  if (!kr_av_load(&av)) {
     kr_dlib_close(&av.lib);
     return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is %s, which needs FFmpeg's libavfilter; install it (Debian: libavfilter-extra or ffmpeg), or convert the file: ffmpeg -i '%s' -vn sound.wav",
                    name, magics[row].name, name);

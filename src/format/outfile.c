@@ -272,3 +272,15 @@ int32_t kr_private_file(const char *purpose, int *fd) {
   end_naming(&before);
   return *fd >= 0 ? KRAIT_OK : kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create a temporary file in %s for %s", folder, purpose);
 }
+
+int32_t kr_outfile_text(const char *path, const char *text) {
+  kr_outfile out;
+  KR_TRY(kr_outfile_begin(&out, path));
+  errno = 0;
+  FILE *file = fopen(out.temp_path, "wb");
+  int failed = !file || fputs(text, file) < 0, os_errno = errno;
+  if (file && fclose(file) != 0 && !failed) failed = 1, os_errno = errno;
+  if (!failed) return kr_outfile_commit(&out);
+  kr_outfile_abandon(&out);
+  return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", path);
+}

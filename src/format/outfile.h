@@ -20,6 +20,8 @@ int32_t kr_outfile_begin(kr_outfile *file, const char *path);
 int32_t kr_outfile_commit(kr_outfile *file);
 /* Removes what was written; after commit, or twice, or on a zeroed struct, it does nothing. */
 void kr_outfile_abandon(kr_outfile *file);
+/* All of it: a text under its name when it is whole. */
+int32_t kr_outfile_text(const char *path, const char *text);
 /* A private file in TMPDIR (mode 0600, no name from the first moment on where the file system can do that): for copies of pipes. */
 int32_t kr_private_file(const char *purpose, int *fd);
 /* For signal handlers (async-signal-safe): removes every temporary name of this process. From then on nothing gets a name any more: threads

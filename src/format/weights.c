@@ -177,14 +177,6 @@ const char *kr_weights_metadata(const kr_weights *weights, const char *key) {
   return NULL;
 }
 
-const char *kr_shape_format(int32_t n_dims, const int64_t *shape, char *text, size_t text_bytes) {
-  size_t used = (size_t)snprintf(text, text_bytes, "(");
-  for (int32_t i = 0; i < n_dims && used < text_bytes; i++)
-    used += (size_t)snprintf(text + used, text_bytes - used, "%s%" PRId64, i ? ", " : "", shape[i]);
-  if (used < text_bytes) snprintf(text + used, text_bytes - used, ")");
-  return text;
-}
-
 int32_t kr_weights_widen(kr_weights *weights) {
   for (int64_t i = 0; i < weights->n_items; i++) {
     kr_weight *item = &weights->items[i];

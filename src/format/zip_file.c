@@ -1,4 +1,4 @@
-/* zip_file.c: libzip behind the checks of zip_file.h, and a member as a source with a sliding window. */
+/* zip_file.c: libzip behind the checks of zip_file.h, and a member as a source. */
 #define _GNU_SOURCE
 #include "zip_file.h"
 
@@ -8,14 +8,16 @@
 #include <zip.h>
 
 #include "alloc.h"
+#include "forward.h"
 #include "names.h"
 #include "status.h"
 
-enum { MAX_NAMES = 200000, MAX_RATIO = 1000, PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_ZIP_WINDOW_BYTES, HEAD_BYTES = 8 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
+enum { MAX_NAMES = 200000, MAX_RATIO = 1000 };
 #define MAX_TOTAL_BYTES (64ull << 30)
 
 struct kr_zip {
   zip_t *zip;
+  kr_forward_room spare;
   uint64_t total_bytes;
   kr_arena *arena;
   kr_names names; /* how many members have a name */
@@ -65,6 +67,7 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
 
 void kr_zip_close(kr_zip **zip) {
   if (!zip || !*zip) return;
+  kr_forward_free_room(&(*zip)->spare);
   zip_discard((*zip)->zip);
   kr_arena_close(&(*zip)->arena);
   kr_free(*zip);
@@ -106,94 +109,29 @@ int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
 }
 
 /* ---- members as sources ---- */
-typedef struct stream {
-  kr_source source; /* first: the callback gets a pointer to it */
-  zip_t *zip;
+typedef struct unpacker {
+  kr_zip *owner;
   zip_file_t *file;
   zip_uint64_t index;
-  uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
-  size_t cap;
-  int n_starts;
-  uint8_t *window, *head; /* the head stays: headers and string tables are read again and again */
-  size_t head_bytes, head_cap;
-  uint8_t *blocks; /* where small reads went lately: section headers, the dynamic table */
-  uint64_t block_at[N_BLOCKS];
-  size_t block_bytes[N_BLOCKS];
-  int next_block;
-} stream;
+  uint64_t at;
+  const char *name;
+} unpacker;
 
-static int32_t restart(stream *s) {
-  if (s->file) zip_fclose(s->file);
-  s->file = s->n_starts++ < MAX_RESTARTS ? zip_fopen_index(s->zip, s->index, 0) : NULL;
-  s->begin = s->end = 0;
-  KR_CHECK(s->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it%s", s->source.name, s->n_starts > MAX_RESTARTS ? ": it jumps back too often" : "");
+static int32_t begin(void *user) {
+  unpacker *u = user;
+  if (u->file) zip_fclose(u->file);
+  u->at = 0;
+  u->file = zip_fopen_index(u->owner->zip, u->index, 0);
+  KR_CHECK(u->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it", u->name);
   return KRAIT_OK;
 }
 
-/* Unpacks one more piece, in the place of the oldest when the window is full. */
-static int32_t advance(stream *s) {
-  uint64_t left = s->source.size - s->end;
-  size_t want = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES, have = 0;
-  uint8_t *piece = s->window + (size_t)(s->end % s->cap);
-  if (s->end - s->begin >= s->cap) s->begin += PIECE_BYTES;
-  while (have < want) {
-    zip_int64_t got = zip_fread(s->file, piece + have, want - have);
-    KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", s->source.name, (unsigned long long)s->end + have);
-    have += (size_t)got;
-  }
-  if (s->end == s->head_bytes && s->head_bytes < s->head_cap) {
-    size_t n = have < s->head_cap - s->head_bytes ? have : s->head_cap - s->head_bytes;
-    memcpy(s->head + s->head_bytes, piece, n);
-    s->head_bytes += n;
-  }
-  s->end += have;
-  return KRAIT_OK;
-}
-
-/* Bytes that the head or a kept block has at offset; *from is where. */
-static size_t find_kept(const stream *s, uint64_t offset, const uint8_t **from) {
-  if (offset < s->head_bytes) {
-    *from = s->head + offset;
-    return s->head_bytes - (size_t)offset;
-  }
-  for (int i = 0; s->blocks && i < N_BLOCKS; i++) {
-    if (offset < s->block_at[i] || offset - s->block_at[i] >= s->block_bytes[i]) continue;
-    *from = s->blocks + (size_t)i * BLOCK_BYTES + (offset - s->block_at[i]);
-    return s->block_bytes[i] - (size_t)(offset - s->block_at[i]);
-  }
-  return 0;
-}
-
-/* Keeps the block around a small read, as far as the window holds it. */
-static void keep_block(stream *s, uint64_t offset) {
-  const uint8_t *kept;
-  if (find_kept(s, offset, &kept)) return;
-  uint64_t from = offset / BLOCK_BYTES * BLOCK_BYTES, end = from + BLOCK_BYTES < s->end ? from + BLOCK_BYTES : s->end;
-  if (from < s->begin) from = s->begin;
-  if (!s->blocks && !(s->blocks = kr_alloc((size_t)N_BLOCKS * BLOCK_BYTES))) return;
-  int i = s->next_block++ % N_BLOCKS;
-  memcpy(s->blocks + (size_t)i * BLOCK_BYTES, s->window + (size_t)(from % s->cap), (size_t)(end - from));
-  s->block_at[i] = from;
-  s->block_bytes[i] = (size_t)(end - from);
-}
-
-static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t bytes) {
-  stream *s = (stream *)source;
-  int is_small = bytes <= 4096;
-  for (uint8_t *to = out; bytes;) {
-    const uint8_t *from;
-    size_t n = offset < s->begin || offset >= s->end ? find_kept(s, offset, &from) : 0;
-    if (!n) {
-      if (offset < s->begin || !s->file) KR_TRY(restart(s));
-      while (s->end <= offset) KR_TRY(advance(s));
-      from = s->window + (size_t)(offset % s->cap);
-      n = PIECE_BYTES - (size_t)(offset % PIECE_BYTES);
-      if (n > s->end - offset) n = (size_t)(s->end - offset);
-      if (is_small && offset >= s->head_bytes) keep_block(s, offset);
-    }
-    if (n > bytes) n = bytes;
-    memcpy(to, from, n);
-    to += n, offset += n, bytes -= n;
+static int32_t unpack(void *user, void *out, size_t bytes) {
+  unpacker *u = user;
+  for (size_t have = 0; have < bytes;) {
+    zip_int64_t got = zip_fread(u->file, (uint8_t *)out + have, bytes - have);
+    KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", u->name, (unsigned long long)u->at);
+    have += (size_t)got, u->at += (uint64_t)got;
   }
   return KRAIT_OK;
 }
@@ -202,31 +140,21 @@ int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
   kr_zip_member member;
   *source = NULL;
   KR_TRY(kr_zip_member_at(zip, i, &member));
-  stream *s = kr_zalloc(sizeof *s);
-  size_t cap = member.bytes < WINDOW_BYTES ? ((size_t)member.bytes / PIECE_BYTES + 1) * PIECE_BYTES : WINDOW_BYTES;
-  size_t head_cap = member.bytes < HEAD_BYTES ? (size_t)member.bytes : HEAD_BYTES;
-  uint8_t *window = kr_alloc(cap), *head = kr_alloc(head_cap);
-  if (!s || !window || !head) {
-    kr_free(s);
-    kr_free(window);
-    kr_free(head);
-    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
-  }
-  *s = (stream){.source = {.read = read_stream, .size = member.bytes, .name = member.name, .fd = -1, .is_forward = 1}, .zip = zip->zip, .index = (zip_uint64_t)i,
-                .cap = cap, .window = window, .head = head, .head_cap = head_cap};
-  *source = &s->source;
-  return KRAIT_OK;
+  unpacker *u = kr_zalloc(sizeof *u);
+  KR_CHECK(u, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
+  *u = (unpacker){.owner = zip, .index = (zip_uint64_t)i, .name = member.name};
+  const kr_forward_feed feed = {.user = u, .begin = begin, .read = unpack};
+  int32_t status = kr_forward_open(&zip->spare, &feed, member.bytes, member.name, source);
+  if (status < 0) kr_free(u);
+  return status;
 }
 
 void kr_zip_source_close(kr_source **source) {
   if (!source || !*source) return;
-  stream *s = (stream *)*source;
-  if (s->file) zip_fclose(s->file);
-  kr_free(s->window);
-  kr_free(s->head);
-  kr_free(s->blocks);
-  kr_free(s);
-  *source = NULL;
+  unpacker *u = kr_forward_user(*source);
+  kr_forward_close(source);
+  if (u->file) zip_fclose(u->file);
+  kr_free(u);
 }
 
 #ifdef KR_FUZZ

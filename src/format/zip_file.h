@@ -20,8 +20,7 @@ int64_t kr_zip_n(const kr_zip *zip);
 int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member);
 int64_t kr_zip_find(kr_zip *zip, const char *name); /* -1 when absent */
 
-/* A member as a source. It unpacks forward and keeps the first 8 MiB and the last KR_ZIP_WINDOW_BYTES; reading elsewhere starts again, a few times. */
-enum { KR_ZIP_WINDOW_BYTES = 16 << 20 };
+/* A member as a source of forward.h, to be closed before the archive. */
 int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source);
 void kr_zip_source_close(kr_source **source);
 

@@ -72,6 +72,7 @@ int main(void) {{
       n_failed++;
     }}
   }}
+  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
   fprintf(stderr, "%d calls, %d failures\\n", {len(calls)}, n_failed);
   return n_failed != 0;
 }}

@@ -74,9 +74,11 @@ enum { LITTLE = 98304, MUCH = 232448 };
 
 static int n_multiprocessors = 16;
 
+static int capability = 80;
+
 static void fake_device(int shared_bytes) {
   char fake[80];
-  snprintf(fake, sizeof fake, "capability=80,shared=%d,multiprocessors=%d", shared_bytes, n_multiprocessors);
+  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d", capability, shared_bytes, n_multiprocessors);
   setenv("KR_FAKE_CUDA", fake, 1);
 }
 
@@ -126,7 +128,10 @@ static void agrees_with_the_reference(void **state) {
   if (!kr_cuda_built_tiers() || !has_base_row(op)) skip();
   static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_ampere"}; /* most kernels are of both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"};
-  const char *const *rows = strcmp(op->name, "gemm") == 0 ? products : most;
+  static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
+  const int is_attention = strncmp(op->name, "attention", 9) == 0;
+  const char *const *rows = strcmp(op->name, "gemm") == 0 ? products : is_attention ? attention : most;
+  if (is_attention) capability = 90;
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
     if (strcmp(op->name, "selective_scan_bwd") == 0) n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large ones */
@@ -351,7 +356,7 @@ int main(int argc, char **argv) {
   if (scale) percent = strtoll(scale, NULL, 10);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    if (strcmp(tier, "hopper") != 0) kr_emulated_name(text, module); /* ampere: the same text of the host */
+    if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0) kr_emulated_name(text, module); /* ampere: the same text of the host; hopper: what the emulator takes */
   print_message("seed %llu\n", (unsigned long long)seed);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found), cmocka_unit_test(limit_loops_do_what_is_counted), cmocka_unit_test(rows_that_are_not_there_are_skipped)};
   if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);

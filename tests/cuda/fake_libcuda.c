@@ -8,7 +8,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
 static long calls, fail_at;
@@ -82,6 +82,20 @@ static void run(void *function, const unsigned grid[3], unsigned block, unsigned
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
 static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args); }
 #endif
+/* Tensor maps as the emulator reads them: elements of 16 bits, 128-byte swizzling. */
+#ifdef KR_EMULATE
+FAKE(cuTensorMapEncodeTiled, (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
+     UNUSED(type), UNUSED(steps), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
+     if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
+     kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2};
+     for (uint32_t i = 0; i < rank; i++) {
+       m.sizes[i] = sizes[i], m.box[i] = box[i];
+       if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;
+       if (i) m.strides[i - 1] = strides[i - 1];
+       if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256) return INVALID_VALUE;
+     }
+     memcpy(map, &m, sizeof m))
+#endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), if (!(*function = find(module, name))) return NOT_FOUND)
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
@@ -101,11 +115,13 @@ FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED
 
 /* Graphs: those that are put together run their kernels. Those that are recorded do, too, where the test asks for it by record=1 (only launches are
  * recorded: copies are made at once); else they hold nothing, and where kernels run there is no recording. */
+enum { MOST_ARGS = 4096 }; /* how long the args are only the kernel knows: as much as any may have */
 typedef struct fake_graph {
   struct {
     void *function;
     unsigned grid[3], block, shared;
-    const void *args;
+    const void *args; /* NULL: copied */
+    _Alignas(16) unsigned char copied[MOST_ARGS];
   } nodes[64];
   int n;
 } fake_graph;
@@ -117,19 +133,15 @@ typedef struct fake_node {
 static fake_graph *recorded;
 static int recording;
 
-/* How long the args are only the kernel knows: as much as any may have. */
-enum { MOST_ARGS = 4096 };
-__attribute__((no_sanitize("address"))) static void *copy_args(const void *from) {
-  volatile unsigned char *to = malloc(MOST_ARGS);
+__attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned char *to, const void *from) {
   for (int i = 0; i < MOST_ARGS; i++) to[i] = ((const volatile unsigned char *)from)[i];
-  return (void *)to;
 }
 
 static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
   if (!recording || !recorded) return run(function, grid, block, shared, args), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes)) return setting("record=", 0) ? OUT_OF_MEMORY : 0;
   recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block, recorded->nodes[recorded->n].shared = shared;
-  recorded->nodes[recorded->n].args = copy_args(args);
+  copy_args(recorded->nodes[recorded->n].copied, args);
   memcpy(recorded->nodes[recorded->n++].grid, grid, 3 * sizeof *grid);
   return 0;
 }
@@ -148,7 +160,7 @@ FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t
 FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel), set_node(instance, (int)(uintptr_t)node - 1, kernel))
 FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags), *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), held++)
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
-     fake_graph *g = instance; for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared, g->nodes[i].args))
+     fake_graph *g = instance; for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared, g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied))
 EXPORT int cuGraphExecDestroy(void *instance);
 int cuGraphExecDestroy(void *instance) { return free(instance), held--, 0; }
 EXPORT int cuGraphDestroy(void *graph);

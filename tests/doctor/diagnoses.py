@@ -379,6 +379,19 @@ log_case("R07", "M", "error", "torch.distributed.DistBackendError: NCCL error in
 log_case("R08", "M", "error", "step 100\nKilled\n", "R08_host_memory")
 
 
+def source_release(doctor, folder):
+    import io, tarfile
+    path, text = folder / "x-1.0.tar.gz", b'cc = ["-gencode", "arch=compute_80,code=sm_80"]\n'
+    with tarfile.open(path, "w:gz") as t:
+        info = tarfile.TarInfo("x-1.0/setup.py")
+        info.size = len(text)
+        t.addfile(info, io.BytesIO(text))
+    return lambda: doctor(path, "--gpu", "12.0", "--root", folder)
+
+
+CASES["W10_source_targets"] = ("W10", "M", "warn", source_release)
+
+
 def check(name):
     rule, confidence, severity, build = CASES[name]
 
@@ -400,7 +413,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 90, len(rules)
+    assert len(rules) == 91, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

@@ -382,7 +382,7 @@ def exit_codes(doctor, folder):
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
     listed = doctor.run("--explain", "list").stdout.decode().splitlines()
-    assert len([line for line in listed if line[0] != " "]) == 90 and max(map(len, listed)) <= 80
+    assert len([line for line in listed if line[0] != " "]) == 91 and max(map(len, listed)) <= 80
     for rule in (line.split()[0] for line in listed if line[0] != " "):
         assert all(len(line) <= 80 or len(line.split()) <= 2 for line in doctor.run("--explain", rule).stdout.decode().splitlines()), rule
 
@@ -431,6 +431,32 @@ def list_walks_a_wheel(doctor, folder):
     assert out.splitlines()[0] == f"x.{PY}.so" and "cubin sm_80" in out and "y.so" in out and "z.txt" not in out
     w.write_bytes(w.read_bytes()[:200])
     assert doctor.run("--list", w).returncode == 3 and doctor.run("--list", "/nonexistent").returncode == 3
+
+
+def members_are_read_by_several_threads(doctor, folder):
+    """One core reads one after another, two read two at a time: the answers are the same, in the archive's order, damage and compilers included."""
+    import subprocess
+    noise, files = random.Random(7).randbytes(1 << 16), {}
+    for i in range(6):
+        files[f"m{i}.so"] = elf(fatbin=container(80, "ptx90", damage=i == 3)) + noise * (20 * i)  # more than 32 MiB, of which the last are the largest
+    files["triton/bin/ptxas"] = b"Build cuda_12.4.r12.4/compiler.1_0" + bytes(100)
+    w = wheel(folder / "x-1.0-cp311-cp311-linux_x86_64.whl", {**files, "m6.so": elf(fatbin=container(90)) + noise * 300}, name="x", version="1.0", extra=[("../up.so", b"1")])
+    for args in ([w, "--gpu", "12.0", "--json", "--all"], [w, "--gpu", "12.0"], ["--list", w], ["--list", w, "--json"]):
+        command = [doctor.program, "doctor", *map(str, args), *(["--root", str(folder)] if "--list" not in args else [])]
+        one, all_of_them = (subprocess.run(command, capture_output=True, env=doctor.environment(), preexec_fn=f) for f in (lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]), None))
+        assert one.stdout == all_of_them.stdout and one.returncode == all_of_them.returncode == 3, (args, one.stdout[-300:], all_of_them.stdout[-300:])
+    a = doctor(w, "--gpu", "12.0", "--root", folder, "--all")
+    assert [f["path"].split("/")[-1] for f in a["files"]] == [f"m{i}.so" for i in range(7)] and {"F01", "B11", "K01"} <= set(a.ids()), a.ids()
+
+
+def the_same_kernels_are_listed_once(doctor, folder):
+    many = [f"_Z1{chr(97 + i)}v" for i in range(9)]
+    images = [entry(2, 80, cubin(80, kernels=many)), entry(2, 90, cubin(90, kernels=many)), entry(2, 100, cubin(100, kernels=many[:3]))]
+    (folder / "x.so").write_bytes(elf(fatbin=container(*images)))
+    out = doctor.run("--list", folder / "x.so").stdout.decode()
+    assert out.count("a()") == 2 and out.count("i()") == 1 and "the 9 kernels of this container's image 1" in out, out
+    listed = json.loads(doctor.run("--list", folder / "x.so", "--json").stdout)[0]["containers"][0]["images"]
+    assert [len(image["kernels"]) for image in listed] == [9, 9, 3]  # for programs, always all
 
 
 def what_was_looked_at_is_told(doctor, folder):

@@ -53,6 +53,16 @@ static void wheel_names_are_read(void **state) {
   krait_wheel_name name = {.size = sizeof name};
   assert_int_equal(krait_wheel_name_parse("a-1.whl", &name), KRAIT_ERR_ARGUMENT);
   assert_int_equal(krait_wheel_name_parse("a-1-x-cp311-cp311-any.whl", &name), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_wheel_name_parse("torch-2.9.0-cp313-cp313-manylinux_2_28_x86_64-cu128.whl", &name), KRAIT_OK);
+  assert_string_equal(name.variant, "cu128");
+  assert_string_equal(name.platform, "manylinux_2_28_x86_64");
+  assert_int_equal(name.cuda, 128);
+  assert_int_equal(krait_wheel_name_parse("a-1-2b-cp313-cp313-linux_x86_64-00a1b2c3.whl", &name), KRAIT_OK);
+  assert_string_equal(name.build, "2b");
+  assert_int_equal(name.cuda, 0);
+  name = (krait_wheel_name){.size = offsetof(krait_wheel_name, variant)}; /* a caller of before */
+  assert_int_equal(krait_wheel_name_parse("torch-2.9.0-cp313-cp313-manylinux_2_28_x86_64-cu128.whl", &name), KRAIT_OK);
+  assert_string_equal(name.variant, "");
 }
 
 static void every_allocation_may_fail(void **state) {

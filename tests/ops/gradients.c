@@ -76,7 +76,10 @@ static double loss(problem *p) {
     const kr_sig_tensor *about = &p->op->sig->tensors[t];
     if (!(about->role & KR_OUT) || about->gradient < 0 || !is_given(p, t)) continue;
     const krait_view *out = kr_sig_view(p->op->sig, p->c.args, t), *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
-    for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) sum += get(out, find(p, t), i) * get(weight, find(p, t), i);
+    for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) {
+      const double value = get(out, find(p, t), i);
+      if (isfinite(value)) sum += value * get(weight, find(p, t), i); /* the logarithm of nothing has no slope */
+    }
   }
   return sum;
 }

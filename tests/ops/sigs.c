@@ -40,7 +40,10 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   const uint32_t constants = KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT;
   if (strncmp(sig->name, "selective_scan", 14) == 0 && strcmp(size, "G") == 0) return (((const krait_call *)c->args)->flags & constants) == constants;
   if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* it decides how many dimensions there are */
-  return strcmp(size, "state_len") == 0 || strcmp(size, "group_size") == 0;
+  static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    if (strcmp(size, fields[i]) == 0) return 1;
+  return 0;
 }
 
 static void infer_again(const kr_case *c, const kr_op *op) {

@@ -179,14 +179,14 @@ def golden_files(folder):
 
 
 def read_safetensors(path):
-    """-> (metadata, {name: tensor}) of float32 and int32 tensors."""
+    """-> (metadata, {name: tensor}) of tensors of the types below."""
     with open(path, "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data, tensors = bytearray(file.read()), {}
     metadata = header.pop("__metadata__", {})
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        kind = {"F32": torch.float32, "I32": torch.int32}[entry["dtype"]]
+        kind = {"F32": torch.float32, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8}[entry["dtype"]]
         tensors[name] = torch.frombuffer(data[begin:end], dtype=kind).view(entry["shape"]) if end > begin else torch.empty(entry["shape"], dtype=kind)
     return metadata, tensors
 

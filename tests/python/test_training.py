@@ -66,8 +66,9 @@ def test_follows_the_reference_loop(device, one_thread):
     assert fast < slow
 
 
-@pytest.mark.parametrize("name", ["train_mamba.py", "primeknet_steps.py"])
+@pytest.mark.parametrize("name", ["train_mamba.py", "primeknet_steps.py", "train_primeknet.py --steps 2 --batch 1 --samples 3200"])
 def test_examples(name):
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-    done = subprocess.run([sys.executable, os.path.join(_EXAMPLES, name)], env=environment, capture_output=True, text=True)
+    script, *options = name.split()
+    done = subprocess.run([sys.executable, os.path.join(_EXAMPLES, script), *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -77,3 +77,30 @@ def test_the_fast_path_is_taken():
     finally:
         ssd_combined._ssd = real
     assert len(calls) == 2 and modeling_mamba2.__name__
+
+
+@pytest.mark.parametrize("model", ["qwen2", "llama"])
+def test_flash_attention_on_a_cpu(model):
+    """Padded batches, generation with a cache, gradients: as transformers' eager attention."""
+    import krait.transformers  # noqa: F401
+    import transformers
+    kind = {"qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "llama": ("LlamaConfig", "LlamaForCausalLM")}[model]
+    configs = [getattr(transformers, kind[0])(hidden_size=112, intermediate_size=64, num_hidden_layers=2, num_attention_heads=14, num_key_value_heads=2,
+                                             vocab_size=200, max_position_embeddings=256) for _ in range(2)]
+    torch.manual_seed(0)
+    eager, flash = [getattr(transformers, kind[1])._from_config(config, attn_implementation=name).eval()
+                    for config, name in zip(configs, ("eager", "flash_attention_2"))]
+    assert eager.config._attn_implementation == "eager" and flash.config._attn_implementation == "flash_attention_2"
+    flash.load_state_dict(eager.state_dict())
+    ids = torch.randint(3, 200, (3, 21))
+    mask = torch.ones_like(ids)
+    mask[0, :6] = mask[2, :1] = 0
+    there = mask.bool()
+    logits = [m(input_ids=ids, attention_mask=mask).logits[there] for m in (eager, flash)]
+    assert refs.relative(logits[1], logits[0]) < 1e-5
+    for out in logits:
+        out.square().mean().backward()
+    for (name, p), q in zip(eager.named_parameters(), flash.parameters()):
+        assert refs.relative(q.grad, p.grad) < 1e-4, name
+    tokens = [m.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0) for m in (eager, flash)]
+    assert torch.equal(*tokens)

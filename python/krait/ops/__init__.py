@@ -1,5 +1,6 @@
 """The operators on torch tensors: checks, autograd and autocast around the C calls. The drop-ins are names for these."""
 
+from .attention import attention, attention_with_cache, rotary, scaled_dot_product_attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_varlen_states
 from .mamba_block import mamba_block
 from .mamba_inner import bimamba_inner, mamba_inner
@@ -9,5 +10,5 @@ from .selective_scan import selective_scan
 from .ssd import ssd
 from .state_update import state_update
 
-__all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "ssd", "state_update",
+__all__ = ["attention", "attention_with_cache", "rotary", "scaled_dot_product_attention", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "ssd", "state_update",
            "add_norm", "gated_norm", "mamba_block", "mamba_inner", "bimamba_inner", "product"]

@@ -3,7 +3,11 @@ no other package than krait, so that a fork's own causal_conv1d or mamba_ssm may
 
 import torch
 
+from .._call import Call
+from .attention import BACKWARD as _ATTENTION_BWD, attention as _attention, attention_with_cache as _attention_with_cache, new_rng as _new_rng
+from .attention import run_backward as _attention_run_backward, window as _window
 from .causal_conv1d import run_backward as _conv_backward, run_forward as _conv_forward, run_update as _conv_update
+from .probabilities import attention_probabilities as _probabilities
 from .selective_scan import run_backward as _scan_backward, run_forward as _scan_forward
 
 
@@ -82,3 +86,74 @@ def ndstate_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1):
 def ndstate_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=1):
     du, ddelta, dA, dB, dC, dD, dbias = scan_bwd(u, delta, A.unsqueeze(-1), B.unsqueeze(2), C.unsqueeze(2), D, None, delta_bias, dout, None, delta_softplus)
     return [du, ddelta, dA.squeeze(-1), dB.squeeze(2), dC.squeeze(2), dD, dbias]
+
+
+# ---- flash_attn_2_cuda ------------------------------------------------------------------------------------------------
+def _attention_options(q, scale, causal, left, right, n_keys, softcap, dropout, deterministic=True, max_q=0, max_k=0):
+    left, right = _window((left, right), causal, n_keys)
+    return (float(scale or 0.0), float(softcap), float(dropout), left, right, not deterministic, int(max_q), int(max_k), True)
+
+
+def _attention_forward(tensors, options, out, return_softmax):
+    q = tensors[0]
+    rng = _new_rng(q) if options[2] > 0.0 else q.new_zeros(2, dtype=torch.int64)
+    got, lse = _attention(*tensors[:3], cu_seqlens_q=tensors[3], cu_seqlens_k=tensors[4], seqused_k=tensors[5], leftpad_k=tensors[6], block_table=tensors[7],
+                          alibi_slopes=tensors[8], rng=rng, scale=options[0], softcap=options[1], dropout=options[2], window=options[3:5], max_q=options[6],
+                          max_k=options[7], want_lse=True)
+    if out is not None:
+        got = out.copy_(got)
+    shown = None
+    if return_softmax and options[2] > 0.0 and tensors[3] is None:
+        shown = _probabilities(*tensors[:3], rng=rng, dropout=options[2], scale=options[0], softcap=options[1], window=options[3:5], alibi_slopes=tensors[8])
+    return [got, lse, shown if shown is not None else q.new_empty(0), rng]
+
+
+def attention_fwd(q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap, return_softmax, gen=None):
+    """-> [out, log-sum-exp, probabilities or empty, the generator's state (2) int64]."""
+    options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, k.shape[1], softcap, p_dropout)
+    with torch.no_grad():
+        return _attention_forward((q, k, v, None, None, None, None, None, alibi_slopes), options, out, return_softmax)
+
+
+def attention_varlen_fwd(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes, max_seqlen_q, max_seqlen_k, p_dropout,
+                         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, softcap, return_softmax, gen=None):
+    options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, max_seqlen_k, softcap, p_dropout, True, max_seqlen_q,
+                                 max_seqlen_k)
+    if block_table is not None:
+        seqused_k = (cu_seqlens_k[1:] - cu_seqlens_k[:-1]).to(torch.int32) if seqused_k is None else seqused_k
+        cu_seqlens_k = None
+    with torch.no_grad():
+        return _attention_forward((q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes), options, out, return_softmax)
+
+
+def _attention_backward(dout, inputs, options, out, lse, grads, rng_state):
+    q = inputs[0]
+    rng = rng_state.view(torch.int32) if options[2] > 0.0 else None
+    grads = [torch.empty_like(t) if g is None else g for t, g in zip(inputs, grads)]
+    _attention_run_backward(Call(_ATTENTION_BWD), (*inputs, rng), options, out, lse, dout, None, (*grads, None))
+    delta = (dout.float() * out.float()).sum(-1)
+    return [*grads, delta.transpose(-1, -2).contiguous()]
+
+
+def attention_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
+                  deterministic, gen=None, rng_state=None):
+    """-> [dq, dk, dv, the sums of dout * out (B, H, Sq) float32]."""
+    options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, k.shape[1], softcap, p_dropout, deterministic)
+    return _attention_backward(dout, (q, k, v, None, None, None, None, None, None, None, alibi_slopes, None), options, out, softmax_lse, (dq, dk, dv), rng_state)
+
+
+def attention_varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, p_dropout,
+                         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, softcap, deterministic, gen=None, rng_state=None):
+    options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, max_seqlen_k, softcap, p_dropout, deterministic,
+                                 max_seqlen_q, max_seqlen_k)
+    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, None, None, None, alibi_slopes, None)
+    return _attention_backward(dout, inputs, options, out, softmax_lse, (dq, dk, dv), rng_state)
+
+
+def attention_fwd_kvcache(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, block_table, alibi_slopes, out, softmax_scale,
+                          is_causal, window_size_left, window_size_right, softcap, is_rotary_interleaved, num_splits):
+    """-> [out, log-sum-exp]."""
+    with torch.no_grad():
+        got, lse = _attention_with_cache(q, kcache, vcache, k, v, rotary_cos, rotary_sin, seqlens_k, cache_batch_idx, leftpad_k, block_table, softmax_scale,
+                                         is_causal, (window_size_left, window_size_right), softcap, is_rotary_interleaved, alibi_slopes, want_lse=True)
+    return [got if out is None else out.copy_(got), lse]

@@ -74,6 +74,12 @@ KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
 /* A barrier (1 to 15) for THREADS of the block's threads, whole warps. */
 template <int BARRIER, int THREADS>
 KR_DEV void kr_sync_some(void) { asm volatile("bar.sync %0, %1;" : : "n"(BARRIER), "n"(THREADS) : "memory"); }
+/* The barrier as a number known at run time; arriving counts as one who waits, and does not wait. */
+template <int THREADS>
+KR_DEV void kr_sync_at(int barrier) { asm volatile("bar.sync %0, %1;" : : "r"(barrier), "n"(THREADS) : "memory"); }
+template <int THREADS>
+KR_DEV void kr_arrive_at(int barrier) { asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "n"(THREADS) : "memory"); }
+KR_DEV int kr_any_lane(int yes) { return __nvvm_vote_any_sync(0xffffffffu, yes != 0); }
 
 /* A message between blocks: what was written before it is seen by who has waited for it. */
 KR_DEV void kr_publish(int32_t *to, int value) { asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(to), "r"(value) : "memory"); }

@@ -19,17 +19,22 @@ KR_DEV void kr_load_matrices_turned(uint32_t (&d)[4], const void *row) { kr_emul
 KR_DEV void kr_mma_as(kr_f16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma(d, a, b0, b1); }
 KR_DEV void kr_mma_as(kr_bf16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma_bf16(d, a, b0, b1); }
 KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) { kr_emulated_copy_some(shared, from, bytes, 16); }
+KR_DEV void kr_load_matrices_at(uint32_t (&d)[4], uint32_t row) { kr_emulated_load_matrices(d, kr_emulated_at(row), 0); }
+KR_DEV void kr_load_matrices_turned_at(uint32_t (&d)[4], uint32_t row) { kr_emulated_load_matrices(d, kr_emulated_at(row), 1); }
+KR_DEV void kr_copy_some_at(uint32_t shared, const void *from, int bytes) { kr_emulated_copy_some(kr_emulated_at(shared), from, bytes, 16); }
 #else
 KR_DEV uint32_t kr_shared_at(const void *p) { return (uint32_t)(uintptr_t)(__attribute__((address_space(3))) const void *)p; }
 
 /* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8 and gets of each matrix, as one register, columns
  * 2 q and + 1 of row g; turned: rows 2 q and + 1 of column g. */
-KR_DEV void kr_load_matrices(uint32_t (&d)[4], const void *row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(kr_shared_at(row)) : "memory");
+KR_DEV void kr_load_matrices_at(uint32_t (&d)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(row) : "memory");
 }
-KR_DEV void kr_load_matrices_turned(uint32_t (&d)[4], const void *row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(kr_shared_at(row)) : "memory");
+KR_DEV void kr_load_matrices_turned_at(uint32_t (&d)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(row) : "memory");
 }
+KR_DEV void kr_load_matrices(uint32_t (&d)[4], const void *row) { kr_load_matrices_at(d, kr_shared_at(row)); }
+KR_DEV void kr_load_matrices_turned(uint32_t (&d)[4], const void *row) { kr_load_matrices_turned_at(d, kr_shared_at(row)); }
 
 /* d += a b. */
 KR_DEV void kr_mma_as(kr_f16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_mma(d, a, b0, b1); }
@@ -39,9 +44,10 @@ KR_DEV void kr_mma_as(kr_bf16, float (&d)[4], const uint32_t (&a)[4], uint32_t b
 }
 
 /* The first `bytes` of 16 past the registers, zeros for the rest; from is not read for 0. */
-KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(kr_shared_at(shared)), "l"(from), "r"(bytes) : "memory");
+KR_DEV void kr_copy_some_at(uint32_t shared, const void *from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared), "l"(from), "r"(bytes) : "memory");
 }
+KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) { kr_copy_some_at(kr_shared_at(shared), from, bytes); }
 #endif
 
 /* Where the 16 bytes number `chunk` of row `row` lie among rows of `ROW_BYTES` (a power of two from 32 on), so that eight rows at one chunk, and

@@ -15,6 +15,16 @@
 
 #include "mma.cuh"
 
+enum { KR_K_STEP_BYTES = 32, KR_MN_STEP_BYTES = 2048 }; /* from one step of 16 k to the next, in a block of either kind */
+
+/* Descriptors: address and strides in units of 16 bytes, 128-byte swizzling. */
+KR_DEV uint64_t kr_k_major(uint32_t address) { return (uint64_t)(address >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62; }
+KR_DEV uint64_t kr_mn_major(uint32_t address, uint32_t next_block_bytes) {
+  return (uint64_t)(address >> 4) | (uint64_t)(next_block_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+#ifndef KR_EMULATE /* emulator.h has those that kernels in it use */
+
 /* ---- shared memory, barriers ---------------------------------------------------------------------------------------------- */
 
 /* A barrier is 8 bytes; a phase ends when `arrivals` have arrived and all bytes that were announced have come. */
@@ -37,6 +47,10 @@ KR_DEV void kr_show_to_copies(void) { asm volatile("fence.proxy.async.shared::ct
 KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                : : "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+               : : "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
 }
 /* The same to the blocks of a cluster that mask names, to the same place in each, whose barrier there counts the bytes. */
 KR_DEV void kr_load_box_to_all(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z, uint16_t mask) {
@@ -82,26 +96,22 @@ KR_DEV void kr_barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------------------- */
 
-enum { KR_K_STEP_BYTES = 32, KR_MN_STEP_BYTES = 2048 }; /* from one step of 16 k to the next, in a block of either kind */
-
-/* Descriptors: address and strides in units of 16 bytes, 128-byte swizzling. */
-KR_DEV uint64_t kr_k_major(uint32_t address) { return (uint64_t)(address >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62; }
-KR_DEV uint64_t kr_mn_major(uint32_t address, uint32_t next_block_bytes) {
-  return (uint64_t)(address >> 4) | (uint64_t)(next_block_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
-}
-
 /* The accumulators as text and operands, for N / 2 registers. */
 #define KR_TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define KR_TO_9 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
 #define KR_TO_31 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", %30, %31"
 #define KR_TO_47 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define KR_TO_63 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", %60, %61, %62, %63"
+#define KR_TO_39 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3)
+#define KR_TO_87 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define KR_TO_95 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", " KR_TEN(8) ", %90, %91, %92, %93, %94, %95"
 #define KR_TO_127 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3) ", " KR_TEN(4) ", " KR_TEN(5) ", " KR_TEN(6) ", " KR_TEN(7) ", " KR_TEN(8) ", " KR_TEN(9) ", " \
   KR_TEN(10) ", " KR_TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define KR_INOUT8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KR_INOUT32(i) KR_INOUT8(i), KR_INOUT8(i + 8), KR_INOUT8(i + 16), KR_INOUT8(i + 24)
 #define KR_INOUT_64 KR_INOUT32(0)
+#define KR_INOUT_80 KR_INOUT32(0), KR_INOUT8(32)
+#define KR_INOUT_176 KR_INOUT32(0), KR_INOUT32(32), KR_INOUT8(64), KR_INOUT8(72), KR_INOUT8(80)
 #define KR_INOUT_96 KR_INOUT32(0), KR_INOUT8(32), KR_INOUT8(40)
 #define KR_INOUT_128 KR_INOUT32(0), KR_INOUT32(32)
 #define KR_INOUT_192 KR_INOUT32(0), KR_INOUT32(32), KR_INOUT32(64)
@@ -136,6 +146,18 @@ struct kr_wgmma_shape {};
                    : [a0] "r"(a[0]), [a1] "r"(a[1]), [a2] "r"(a[2]), [a3] "r"(a[3]), [b] "l"(b), [add] "r"(add), [tb] "n"(B_MN), [left] "n"(LEFT)    \
                    : "memory");                                                                                                                      \
     }                                                                                                                                                \
+    template <int A_MN, int B_MN>                                                                                                                    \
+    KR_DEV void step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {                                                                           \
+      asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %[add], 0;\n\t"                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, %[a], %[b], add, 1, 1, %[ta], %[tb];\n\t}"      \
+                   : KR_INOUT_##N : [a] "l"(a), [b] "l"(b), [add] "r"(add), [ta] "n"(A_MN), [tb] "n"(B_MN) : "memory");                              \
+    }                                                                                                                                                \
+    template <int B_MN>                                                                                                                              \
+    KR_DEV void step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {                          \
+      asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %[add], 0;\n\t"                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {%[a0], %[a1], %[a2], %[a3]}, %[b], add, 1, 1, %[tb];\n\t}" \
+                   : KR_INOUT_##N : [a0] "r"(a0), [a1] "r"(a1), [a2] "r"(a2), [a3] "r"(a3), [b] "l"(b), [add] "r"(add), [tb] "n"(B_MN) : "memory"); \
+    }                                                                                                                                                \
     template <int LEFT>                                                                                                                              \
     KR_DEV void wait(float (&d)[N / 2]) {                                                                                                            \
       asm volatile("wgmma.wait_group.sync.aligned %[left];" : KR_INOUT_##N : [left] "n"(LEFT) : "memory");                                           \
@@ -143,8 +165,10 @@ struct kr_wgmma_shape {};
   };
 #define KR_WGMMA_SHAPES(N, REGISTERS) KR_WGMMA_SHAPE(N, kr_f16, "f16", REGISTERS) KR_WGMMA_SHAPE(N, kr_bf16, "bf16", REGISTERS)
 KR_WGMMA_SHAPES(64, KR_TO_31)
+KR_WGMMA_SHAPES(80, KR_TO_39)
 KR_WGMMA_SHAPES(96, KR_TO_47)
 KR_WGMMA_SHAPES(128, KR_TO_63)
+KR_WGMMA_SHAPES(176, KR_TO_87)
 KR_WGMMA_SHAPES(192, KR_TO_95)
 KR_WGMMA_SHAPES(256, KR_TO_127)
 
@@ -154,8 +178,19 @@ KR_DEV void kr_wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) { kr_wg
 /* Over 16 k, a in registers: a[0], a[2] hold row g, a[1], a[3] row g + 8 of the warp's 16; columns 2 q, 2 q + 1 and, from a[2] on, eight further. */
 template <int N, class T, int B_MN, int LEFT>
 KR_DEV void kr_wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) { kr_wgmma_shape<N, T>::template from_registers<B_MN, LEFT>(d, a, b, add); }
+/* Chains of any length, left under way: kr_wgmma_begin(), steps of 16 k, kr_wgmma_commit(), and kr_wgmma_wait before d, and before what the factors lie
+ * in, is touched. Registers of d and a belong to the tensor cores until then. */
+KR_DEV void kr_wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+KR_DEV void kr_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+template <int N, class T, int A_MN, int B_MN>
+KR_DEV void kr_wgmma_step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) { kr_wgmma_shape<N, T>::template step<A_MN, B_MN>(d, a, b, add); }
+template <int N, class T, int B_MN>
+KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {
+  kr_wgmma_shape<N, T>::template step_registers<B_MN>(d, a0, a1, a2, a3, b, add);
+}
 /* Until at most LEFT groups are under way. */
 template <int N, int LEFT>
 KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { kr_wgmma_shape<N, kr_bf16>::template wait<LEFT>(d); }
+#endif /* KR_EMULATE */
 
 #endif

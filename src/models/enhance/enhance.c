@@ -14,60 +14,13 @@
 #include "audio.h"
 #include "clock.h"
 #include "job.h"
+#include "mixture.h"
 #include "plot.h"
 #include "resample.h"
 #include "score.h"
 #include "status.h"
 
 enum { BLOCK = 4096 };
-
-/* ---- samples in memory ---- */
-typedef struct cursor {
-  float *samples;
-} cursor;
-
-static int32_t store(void *user, const float *samples, int64_t n) {
-  cursor *at = user;
-  memcpy(at->samples, samples, (size_t)n * sizeof(float));
-  at->samples += n;
-  return KRAIT_OK;
-}
-
-static int32_t push_scaled(kr_windows *windows, const float *in, int64_t n_samples, float gain) {
-  float block[BLOCK];
-  for (int64_t i = 0; i < n_samples; i += BLOCK) {
-    const int64_t n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
-    for (int64_t k = 0; k < n; k++) block[k] = in[i + k] * gain;
-    KR_TRY(kr_windows_push(windows, block, n));
-  }
-  return kr_windows_finish(windows);
-}
-
-int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
-  KR_CHECK(in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT, "in and out must not be NULL, n_samples not negative");
-  double sum = 0;
-  for (int64_t i = 0; i < n_samples; i++) {
-    KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
-    sum += (double)in[i] * in[i];
-  }
-  if (n_samples == 0) return KRAIT_OK;
-  const float gain = kr_job_gain(denoiser, sum / (double)n_samples);
-  kr_job job;
-  kr_job_begin(&job, denoiser, n_samples, 1);
-  job.n_samples = n_samples;
-  job.progress = progress;
-  job.user = user;
-  cursor at = {out};
-  kr_windows *windows = NULL;
-  KR_TRY(kr_windows_open(&job.shape, kr_job_run_window, &job, (kr_sink){store, &at}, &windows));
-  int32_t status = push_scaled(windows, in, n_samples, gain);
-  kr_windows_close(&windows);
-  for (int64_t i = 0; i < n_samples && status == KRAIT_OK; i++) {
-    out[i] /= gain;
-    if (!isfinite(out[i])) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld", (long long)i);
-  }
-  return status;
-}
 
 /* ---- files ---- */
 typedef struct channel {
@@ -83,7 +36,8 @@ typedef struct run {
   krait_enhance_result *result;
   const kr_denoiser *denoiser;
   kr_audio_in *in;
-  kr_audio_out *out;
+  kr_audio_out *out, *mixed_out;
+  kr_mixture *mixture; /* NULL: the recording as it is */
   kr_plot *plot;
   kr_audio_info info;
   int64_t n_frames; /* found, not promised */
@@ -92,11 +46,27 @@ typedef struct run {
   kr_job job;
 } run;
 
+/* What is mixed has another length or level only once the noise's gain is known: a reading more. */
+static int32_t scan_for_mixture(run *r) {
+  for (int64_t n = BLOCK; n == BLOCK;) {
+    KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
+    KR_TRY(kr_mixture_measure(r->mixture, r->frames, n));
+  }
+  KR_TRY(kr_mixture_begin(r->mixture));
+  return kr_audio_rewind(r->in);
+}
+
+static int32_t read_block(run *r, int64_t most, int64_t *n) {
+  KR_TRY(kr_audio_read(r->in, r->frames, most, n));
+  return r->mixture ? kr_mixture_mix(r->mixture, r->frames, *n) : KRAIT_OK;
+}
+
 /* The first reading: length, levels, flaws. */
 static int32_t scan(run *r) {
   const int32_t n_channels = r->info.n_channels;
+  if (r->mixture) KR_TRY(scan_for_mixture(r));
   for (int64_t n = BLOCK; n == BLOCK; r->n_frames += n) {
-    KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
+    KR_TRY(read_block(r, BLOCK, &n));
     for (int64_t i = 0; i < n; i++)
       for (int32_t c = 0; c < n_channels; c++) {
         const double v = r->frames[i * n_channels + c];
@@ -104,6 +74,7 @@ static int32_t scan(run *r) {
       }
   }
   for (int32_t c = 0; c < n_channels; c++) r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
+  if (r->mixture) KR_TRY(kr_mixture_begin(r->mixture));
   return kr_audio_rewind(r->in);
 }
 
@@ -177,8 +148,9 @@ static int32_t push_channel(run *r, int32_t c, int64_t n) {
 static int32_t stream(run *r) {
   const int32_t n_channels = r->info.n_channels;
   for (int64_t left = r->n_frames, n = 0; left > 0; left -= n) {
-    KR_TRY(kr_audio_read(r->in, r->frames, left < BLOCK ? left : BLOCK, &n));
+    KR_TRY(read_block(r, left < BLOCK ? left : BLOCK, &n));
     KR_CHECK(n > 0, KRAIT_ERR_FILE_READ, "%s changed while it was read", r->options->in_path);
+    if (r->mixed_out) KR_TRY(kr_audio_write(r->mixed_out, r->frames, n));
     for (int32_t c = 0; c < n_channels; c++) KR_TRY(push_channel(r, c, n));
     KR_TRY(drain(r));
   }
@@ -188,6 +160,7 @@ static int32_t stream(run *r) {
     KR_TRY(kr_resampler_finish(r->channels[c].up, r->n_frames));
   }
   KR_TRY(drain(r));
+  if (r->mixed_out) KR_TRY(kr_audio_finish(r->mixed_out));
   return kr_audio_finish(r->out);
 }
 
@@ -202,7 +175,9 @@ static int32_t prepare(run *r) {
   KR_CHECK(r->channels && r->frames && r->mono, KRAIT_ERR_NO_MEMORY, "no memory for %d channels", r->info.n_channels);
   if (o->reference_path)
     KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz, r->info.n_channels));
+  if (o->noise_path || o->rir_path) KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels, &r->mixture));
   KR_TRY(scan(r));
+  if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));
   KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));
   if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->plot));
   return open_channels(r);
@@ -224,6 +199,8 @@ static void release(run *r) {
   kr_free(r->frames);
   kr_free(r->mono);
   kr_plot_abandon(&r->plot);
+  kr_mixture_close(&r->mixture);
+  kr_audio_abandon(&r->mixed_out);
   kr_audio_abandon(&r->out);
   kr_audio_close(&r->in);
 }
@@ -248,6 +225,7 @@ static void describe_input(run *r, krait_enhance_result *found) {
 /* The picture first: with KRAIT_ENHANCE_KEEP either may be refused, and the recording is what counts. */
 static int32_t commit(run *r) {
   if (r->plot) KR_TRY(kr_plot_commit(&r->plot));
+  if (r->mixed_out) KR_TRY(kr_audio_commit(&r->mixed_out));
   return kr_audio_commit(&r->out);
 }
 

@@ -12,13 +12,6 @@
 #include "sized.h"
 #include "status.h"
 
-int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
-  kr_denoiser denoiser;
-  KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
-  KR_TRY(kr_session_denoiser(session, &denoiser));
-  return kr_enhance_samples(&denoiser, in, out, n_samples, progress, user);
-}
-
 /* Structs of 0.1, before there was more in them. */
 enum { OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db), OLD_RESULT_BYTES = offsetof(krait_enhance_result, note) };
 
@@ -27,6 +20,10 @@ static int32_t take_options(const krait_enhance_options *options, krait_enhance_
   KR_CHECK(taken->in_path && taken->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
   KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT, "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
   KR_CHECK(!taken->has_limit || (taken->limit_db >= 0 && taken->limit_db <= 1000), KRAIT_ERR_ARGUMENT, "options.limit_db is %g, not 0 to 1000", taken->limit_db);
+  const int is_mixed = taken->noise_path || taken->rir_path;
+  KR_CHECK(is_mixed || !taken->mixed_path, KRAIT_ERR_ARGUMENT, "mixed_path needs noise_path or rir_path");
+  KR_CHECK(!is_mixed || (!taken->plot_path && !taken->reference_path), KRAIT_ERR_ARGUMENT, "plot_path and reference_path do not go with what is mixed");
+  KR_CHECK(!taken->noise_path || fabs(taken->snr_db) <= 100, KRAIT_ERR_ARGUMENT, "options.snr_db is %g, not -100 to 100", taken->snr_db);
   return KRAIT_OK;
 }
 

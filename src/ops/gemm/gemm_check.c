@@ -38,6 +38,15 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);
   a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
   a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
+  if (!aligned && index % 7 == 1 && !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
+    a->M = kr_case_int(c, 1, 9), a->P = 0;
+    c->contiguous = 1, c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
+    lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
+    lay_out(kr_case_give(c, "Bmat"), a->K, a->N, 1);
+    c->other = KRAIT_F32; /* of what is added, and of out */
+    kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
+    if (kr_case_chance(c, 0.7)) a->activation = KRAIT_ACT_NONE;
+  }
   if (!aligned) return KRAIT_OK;
   a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20), a->K = 8 * kr_case_int(c, 1, 24);
   if (kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);

@@ -17,6 +17,9 @@ kr_refuse_fn kr_gemm_few_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, k
 kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_base;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_base_scratch;
 
+/* The vector rows for few rows of A (gemm_few_simd.c). */
+kr_row_fn kr_gemm_few_avx512, kr_gemm_few_avx2, kr_gemm_few_neon, kr_gemm_few_scalar;
+
 /* The memory of the vector rows (gemm_simd.c). */
 kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;
 

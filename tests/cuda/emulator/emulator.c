@@ -21,8 +21,9 @@
 #endif
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
-enum { MAX_COPIES = 128, N_BARRIERS = 16 };
-enum { DONE, READY, AT_BARRIER, AT_WARP };
+enum { MAX_COPIES = 128, N_BARRIERS = 24, WARPGROUPS = 16 /* the barriers from here on are theirs */, WARPGROUP = 128 };
+enum { MAX_BYTE_BARRIERS = 32, MAX_BOXES = 64, SHARED_ALIGNMENT = 1024 };
+enum { DONE, READY, AT_BARRIER, AT_WARP, AT_BYTES };
 
 /* An asynchronous copy that has not arrived. */
 typedef struct copy {
@@ -46,6 +47,22 @@ typedef struct fiber {
   int n_copies;
   unsigned n_groups; /* committed */
 } fiber;
+
+/* A barrier that counts bytes, and a box that has not come. */
+typedef struct byte_barrier {
+  uint32_t address, phase;
+  int arrivals, left;
+  int64_t bytes;
+} byte_barrier;
+typedef struct box {
+  kr_emulated_map map;
+  uint32_t to, barrier;
+  int at[4];
+} box;
+static byte_barrier byte_barriers[MAX_BYTE_BARRIERS];
+static int n_byte_barriers;
+static box boxes[MAX_BOXES];
+static int n_boxes, n_arrived[N_BARRIERS];
 
 kr_emulated_place kr_emulated_now;
 
@@ -250,6 +267,138 @@ static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, 
 void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_f16_to_float); }
 void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_bf16_to_float); }
 
+/* ---- Hopper ------------------------------------------------------------------------------------------------------- */
+
+void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, n_arrived[barrier]++; }
+
+void kr_emulated_sync_warpgroup(void) {
+  running->barrier = WARPGROUPS + kr_emulated_now.thread / WARPGROUP, running->n_expected = WARPGROUP;
+  wait_for(AT_BARRIER);
+}
+
+uint64_t kr_emulated_parameters(void) { return (uint64_t)(uintptr_t)launched_args; }
+
+/* Shared memory begins at SHARED_ALIGNMENT: 0 is no address. */
+uint32_t kr_emulated_shared_at(const void *p) { return (uint32_t)((const unsigned char *)p - kr_emulated_now.dynamic_shared) + SHARED_ALIGNMENT; }
+static unsigned char *shared(uint32_t address) { return kr_emulated_now.dynamic_shared + (address - SHARED_ALIGNMENT); }
+
+void *kr_emulated_at(uint32_t address) { return shared(address); }
+
+static byte_barrier *byte_barrier_at(uint32_t address) {
+  for (int i = 0; i < n_byte_barriers; i++)
+    if (byte_barriers[i].address == address) return &byte_barriers[i];
+  fprintf(stderr, "emulator: %s: no barrier was opened at %u\n", launched->name, address), abort();
+}
+
+static void end_phase(byte_barrier *b) {
+  if (b->left || b->bytes) return;
+  b->phase++, b->left = b->arrivals;
+  for (int i = 0; i < kr_emulated_now.block_threads; i++)
+    if (fibers[i].state == AT_BYTES) fibers[i].state = READY;
+}
+
+void kr_emulated_barrier_open(uint32_t barrier, int arrivals) {
+  if (n_byte_barriers == MAX_BYTE_BARRIERS || barrier % 8) fprintf(stderr, "emulator: %s: a barrier at %u, %d are open\n", launched->name, barrier, n_byte_barriers), abort();
+  memset(shared(barrier), 0, 8);
+  byte_barriers[n_byte_barriers++] = (byte_barrier){.address = barrier, .arrivals = arrivals, .left = arrivals};
+}
+
+void kr_emulated_barrier_arrive(uint32_t barrier, int bytes) {
+  byte_barrier *b = byte_barrier_at(barrier);
+  if (!b->left) fprintf(stderr, "emulator: %s: more arrivals at a barrier than %d\n", launched->name, b->arrivals), abort();
+  b->bytes += bytes, b->left--;
+  end_phase(b);
+}
+
+void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity) {
+  const byte_barrier *b = byte_barrier_at(barrier);
+  while ((b->phase & 1) == parity) wait_for(AT_BYTES);
+}
+
+/* Where the 16 bytes number `chunk` of a row of 128 lie: the swizzle goes by the address. */
+static unsigned char *swizzled(uint32_t block, uint32_t row, uint32_t byte) {
+  const uint32_t address = block + row * 128 + byte;
+  return shared(address ^ (address >> 7 & 7) << 4);
+}
+
+static int64_t box_bytes(const kr_emulated_map *m) {
+  int64_t n = m->bytes;
+  for (uint32_t i = 0; i < m->rank; i++) n *= m->box[i];
+  return n;
+}
+
+void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]) {
+  if (n_boxes == MAX_BOXES) fprintf(stderr, "emulator: %s: more than %d boxes under way\n", launched->name, MAX_BOXES), abort();
+  box *b = &boxes[n_boxes++];
+  memcpy(&b->map, (const void *)(uintptr_t)map, sizeof b->map);
+  if (to % SHARED_ALIGNMENT || b->map.box[0] * b->map.bytes != 128) fprintf(stderr, "emulator: %s: a box of %u elements at %u\n", launched->name, b->map.box[0], to), abort();
+  b->to = to, b->barrier = barrier;
+  memcpy(b->at, at, sizeof b->at);
+  memset(shared(to), 0xfb, (size_t)box_bytes(&b->map));
+}
+
+/* The oldest box comes. */
+static int receive_box(void) {
+  if (!n_boxes) return 0;
+  const box b = boxes[0];
+  const kr_emulated_map *m = &b.map;
+  memmove(boxes, boxes + 1, (size_t)--n_boxes * sizeof *boxes);
+  const int64_t n = box_bytes(m) / m->bytes;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t rest = i, from = 0;
+    int inside = 1;
+    for (uint32_t d = 0; d < m->rank; d++) {
+      const int64_t x = b.at[d] + rest % m->box[d];
+      rest /= m->box[d];
+      if (x < 0 || x >= (int64_t)m->sizes[d]) inside = 0;
+      from += x * (d ? (int64_t)m->strides[d - 1] : (int64_t)m->bytes);
+    }
+    unsigned char *to = swizzled(b.to, (uint32_t)(i / m->box[0]), (uint32_t)(i % m->box[0]) * m->bytes);
+    if (inside) memcpy(to, (const unsigned char *)m->data + from, m->bytes);
+    else memset(to, 0, m->bytes);
+  }
+  byte_barrier *barrier = byte_barrier_at(b.barrier);
+  barrier->bytes -= box_bytes(m);
+  end_phase(barrier);
+  return 1;
+}
+
+/* Element (row, k) of a factor whose rows, m or n, lie as its descriptor says. */
+static float factor_at(uint64_t descriptor, int mn_major, int row, int k, float (*widen)(uint16_t)) {
+  const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, next = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
+  uint16_t value;
+  memcpy(&value, mn_major ? swizzled(start + (uint32_t)row / 64 * next, (uint32_t)k, (uint32_t)(row % 64) * 2) : swizzled(start, (uint32_t)row, (uint32_t)k * 2), 2);
+  return widen(value);
+}
+
+void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn, int is_bf16) {
+  float (*widen)(uint16_t) = is_bf16 ? kr_bf16_to_float : kr_f16_to_float;
+  const int thread = kr_emulated_now.thread % 128, lane = thread % WARP, g = lane / 4, q = lane % 4;
+  float rows[2][16], mine[12] = {0};
+  if (registers) {
+    const uint32_t words[4] = {registers[0], registers[2], registers[1], registers[3]};
+    for (int i = 0; i < 8; i++) mine[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
+  }
+  const unsigned which = deposit(mine, sizeof mine);
+  const fiber *warp = fibers + kr_emulated_now.thread - lane;
+  want_all_lanes(warp, "a warpgroup's product");
+  for (int half = 0; half < 2; half++)
+    for (int k = 0; k < 16; k++)
+      rows[half][k] = registers ? warp[4 * g + k % 8 / 2].deposit[which][half * 4 + k / 8 * 2 + k % 2] : factor_at(a, a_mn, 16 * (thread / WARP) + g + 8 * half, k, widen);
+  for (int j = 0; j < n / 8; j++)
+    for (int i = 0; i < 2; i++) {
+      double sums[2] = {0};
+      for (int k = 0; k < 16; k++) {
+        const double v = factor_at(b, b_mn, 8 * j + 2 * q + i, k, widen);
+        sums[0] += rows[0][k] * v, sums[1] += rows[1][k] * v;
+      }
+      for (int half = 0; half < 2; half++) {
+        float *to = &d[4 * j + 2 * half + i];
+        *to = (float)((add ? (double)*to : 0) + sums[half]);
+      }
+    }
+}
+
 /* ---- a block ------------------------------------------------------------------------------------------------------ */
 
 static int threads_of(int warp) {
@@ -275,7 +424,8 @@ static int release_barriers(int n, int n_done) {
     int waiting = 0, expected = n - n_done;
     for (int i = 0; i < n; i++)
       if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) waiting++, expected = b ? fibers[i].n_expected : expected;
-    if (!waiting || waiting != expected) continue;
+    if (!waiting || waiting + n_arrived[b] != expected) continue;
+    n_arrived[b] = 0;
     for (int i = 0; i < n; i++)
       if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) fibers[i].state = READY;
     released += waiting;
@@ -296,8 +446,8 @@ static void run_warp(int warp) {
 }
 
 static void fail_stuck(int n) {
-  fprintf(stderr, "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d are done\n", launched->module, launched->name, n, count(0, n, AT_BARRIER),
-          count(0, n, AT_WARP), count(0, n, DONE));
+  fprintf(stderr, "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d for bytes, %d are done\n", launched->module, launched->name, n, count(0, n, AT_BARRIER),
+          count(0, n, AT_WARP), count(0, n, AT_BYTES), count(0, n, DONE));
   abort();
 }
 
@@ -320,7 +470,11 @@ static void choose_order(int *at, int n) {
 
 static void run_block(unsigned shared_bytes) {
   const int n = kr_emulated_now.block_threads, n_warps = (n + WARP - 1) / WARP;
-  kr_emulated_now.dynamic_shared = malloc(shared_bytes);
+  void *dynamic = NULL;
+  if (posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1)) fprintf(stderr, "emulator: no memory for a block\n"), abort();
+  kr_emulated_now.dynamic_shared = dynamic;
+  n_byte_barriers = n_boxes = 0;
+  memset(n_arrived, 0, sizeof n_arrived);
   if (shared_bytes) memset(kr_emulated_now.dynamic_shared, 0xff, shared_bytes);
   spoil_static_shared();
   choose_order(warp_order, n_warps);
@@ -330,7 +484,8 @@ static void run_block(unsigned shared_bytes) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
     const int done = count(0, n, DONE);
     if (done == n) break;
-    if (!release_barriers(n, done)) fail_stuck(n);
+    if (count(0, n, READY)) continue; /* an arrival let them go on */
+    if (!release_barriers(n, done) && !receive_box()) fail_stuck(n);
   }
   free(kr_emulated_now.dynamic_shared);
 }

@@ -27,7 +27,27 @@ void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned);
 void kr_emulated_sync_some(int barrier, int n_threads);
+void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
+
+/* Hopper's: barriers that count bytes, boxes of tensor maps (as fake_libcuda.c describes them), products of a warpgroup. Addresses count from the
+ * dynamic shared memory. Boxes come as late as they may; products are made at once. */
+typedef struct kr_emulated_map {
+  void *data;
+  uint64_t sizes[4], strides[3]; /* bytes */
+  uint32_t box[4];
+  uint32_t rank, bytes;          /* of an element */
+} kr_emulated_map;
+uint32_t kr_emulated_shared_at(const void *p);
+void *kr_emulated_at(uint32_t address);
+void kr_emulated_barrier_open(uint32_t barrier, int arrivals);
+void kr_emulated_barrier_arrive(uint32_t barrier, int bytes); /* announced before */
+void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity);
+void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]);
+uint64_t kr_emulated_parameters(void);
+void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
+/* d += a b of 64 x n x 16, a from a descriptor or, with registers, of this lane; is_bf16: else float16. */
+void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn, int is_bf16);
 
 typedef struct kr_emulated_kernel {
   const char *module, *name;
@@ -82,6 +102,50 @@ KR_DEV void kr_copied(void) { kr_emulated_await_copies(N); }
 KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma(d, a, b0, b1); }
 template <int BARRIER, int THREADS>
 KR_DEV void kr_sync_some(void) { kr_emulated_sync_some(BARRIER, THREADS); }
+template <int THREADS>
+KR_DEV void kr_sync_at(int barrier) { kr_emulated_sync_some(barrier, THREADS); }
+template <int THREADS>
+KR_DEV void kr_arrive_at(int barrier) { kr_emulated_arrive(barrier, THREADS); }
+KR_DEV int kr_any_lane(int yes) {
+  float any = yes ? 1.0f : 0.0f;
+  for (int d = 1; d < 32; d <<= 1) {
+    const float other = kr_emulated_shuffle(any, kr_thread() ^ d);
+    any = other > any ? other : any;
+  }
+  return any > 0;
+}
+KR_DEV uint32_t kr_shared_at(const void *p) { return kr_emulated_shared_at(p); }
+KR_DEV void kr_barrier_open(uint32_t barrier, int arrivals) { kr_emulated_barrier_open(barrier, arrivals); }
+KR_DEV void kr_barriers_opened(void) {}
+KR_DEV void kr_barrier_arrive(uint32_t barrier) { kr_emulated_barrier_arrive(barrier, 0); }
+KR_DEV void kr_barrier_expect(uint32_t barrier, int bytes) { kr_emulated_barrier_arrive(barrier, bytes); }
+KR_DEV void kr_barrier_await(uint32_t barrier, uint32_t parity) { kr_emulated_barrier_await(barrier, parity); }
+KR_DEV void kr_show_to_copies(void) {}
+KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z, int w) {
+  const int at[4] = {x, y, z, w};
+  kr_emulated_load_box(to, map, barrier, at);
+}
+KR_DEV void kr_fetch_map(uint64_t map) { (void)map; }
+#define KR_PARAMETERS_ADDRESS(kernel, address) address = kr_emulated_parameters()
+template <int REGISTERS>
+KR_DEV void kr_give_registers(void) {}
+template <int REGISTERS>
+KR_DEV void kr_take_registers(void) {}
+struct kr_f16;
+struct kr_bf16;
+template <class T> struct kr_emulated_type { enum { IS_BF16 = 1 }; };
+template <> struct kr_emulated_type<kr_f16> { enum { IS_BF16 = 0 }; };
+KR_DEV void kr_wgmma_begin(void) { kr_emulated_sync_warpgroup(); }
+KR_DEV void kr_wgmma_commit(void) {}
+template <int N, class T, int A_MN, int B_MN>
+KR_DEV void kr_wgmma_step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) { kr_emulated_wgmma(d, N, nullptr, a, b, add, A_MN, B_MN, kr_emulated_type<T>::IS_BF16); }
+template <int N, class T, int B_MN>
+KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {
+  const uint32_t a[4] = {a0, a1, a2, a3};
+  kr_emulated_wgmma(d, N, a, 0, b, add, 0, B_MN, kr_emulated_type<T>::IS_BF16);
+}
+template <int N, int LEFT>
+KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { (void)d, kr_emulated_sync_warpgroup(); }
 KR_DEV void kr_publish(int32_t *to, int value) { *to = value; }
 KR_DEV void kr_await(const int32_t *from, int least) { kr_emulated_await(from, least); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }

@@ -14,6 +14,7 @@ from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.modules.block import Block
 from mamba_ssm.modules.mamba2 import Mamba2
 from mamba_ssm.modules.mamba_simple import Mamba
+from mamba_ssm.modules.mha import MHA
 from mamba_ssm.modules.mlp import GatedMLP
 from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_fn
 from mamba_ssm.utils.generation import GenerationMixin
@@ -26,13 +27,14 @@ CausalLMOutput = namedtuple("CausalLMOutput", ["logits"])
 def create_block(d_model, d_intermediate, ssm_cfg=None, attn_layer_idx=None, attn_cfg=None, norm_epsilon=1e-5, rms_norm=False,
                  residual_in_fp32=False, fused_add_norm=False, layer_idx=None, device=None, dtype=None):
     factory = {"device": device, "dtype": dtype}
-    if layer_idx in (attn_layer_idx or []):
-        raise NotImplementedError("layer %d is attention (attn_layer_idx), for which krait has no operator yet" % layer_idx)
     ssm_cfg = copy.deepcopy(ssm_cfg) if ssm_cfg is not None else {}
     layer = ssm_cfg.pop("layer", "Mamba1")
     if layer not in _MIXERS:
         raise ValueError("Invalid ssm_layer: %s, only support %s" % (layer, ", ".join(_MIXERS)))
-    mixer_cls = partial(_MIXERS[layer], layer_idx=layer_idx, **ssm_cfg, **factory)
+    if layer_idx in (attn_layer_idx or []):
+        mixer_cls = partial(MHA, layer_idx=layer_idx, **(attn_cfg or {}), **factory)
+    else:
+        mixer_cls = partial(_MIXERS[layer], layer_idx=layer_idx, **ssm_cfg, **factory)
     norm_cls = partial(RMSNorm if rms_norm else nn.LayerNorm, eps=norm_epsilon, **factory)
     mlp_cls = nn.Identity if d_intermediate == 0 else partial(GatedMLP, hidden_features=d_intermediate,
                                                               out_features=d_model, **factory)

@@ -3,21 +3,20 @@
  * imaginary part (real_fft.h); any other forward transform moves its output for such frames by a percent. */
 #include "stft.h"
 
-#include <kiss_fftr.h>
 #include <math.h>
 #include <string.h>
 
 #include "alloc.h"
+#include "any_fft.h"
 #include "real_fft.h"
 #include "status.h"
 
 /* What one thread works with. */
 typedef struct bench {
-  kr_real_fft *exact;             /* for lengths that it takes; else NULL */
-  kiss_fftr_cfg forward, inverse; /* forward is NULL if exact is there */
-  float *frame;                   /* (n_fft) */
-  float *re, *im;                 /* (F) each */
-  kiss_fft_cpx *spectrum;         /* (F) */
+  kr_real_fft *exact; /* for lengths that it takes; else NULL */
+  kr_any_fft *any;    /* for the others */
+  float *frame;       /* (n_fft) */
+  float *re, *im;     /* (F) each */
 } bench;
 
 struct kr_stft {
@@ -44,33 +43,20 @@ static float cos_of_vectors(float x) {
   return (int)odd & 2 ? value : -value;
 }
 
-static kiss_fftr_cfg open_kiss(int64_t n, int inverse) {
-  size_t bytes = 0;
-  kiss_fftr_alloc((int)n, inverse, NULL, &bytes);
-  void *memory = kr_alloc(bytes);
-  return memory ? kiss_fftr_alloc((int)n, inverse, memory, &bytes) : NULL;
-}
-
 static int32_t open_bench(const kr_stft *s, bench *b) {
   b->frame = kr_alloc_array((size_t)s->n_fft, sizeof *b->frame);
   b->re = kr_alloc_array((size_t)s->F, sizeof *b->re);
   b->im = kr_alloc_array((size_t)s->F, sizeof *b->im);
-  b->spectrum = kr_alloc_array((size_t)s->F, sizeof *b->spectrum);
-  b->inverse = open_kiss(s->n_fft, 1);
-  if (kr_real_fft_fits(s->n_fft)) KR_TRY(kr_real_fft_open(s->n_fft, &b->exact));
-  else b->forward = open_kiss(s->n_fft, 0);
-  KR_CHECK(b->frame && b->re && b->im && b->spectrum && b->inverse && (b->exact || b->forward), KRAIT_ERR_NO_MEMORY, "no memory for the transform");
-  return KRAIT_OK;
+  KR_CHECK(b->frame && b->re && b->im, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
+  return kr_real_fft_fits(s->n_fft) ? kr_real_fft_open(s->n_fft, &b->exact) : kr_any_fft_open(s->n_fft, &b->any);
 }
 
 static void close_bench(bench *b) {
   kr_free(b->frame);
   kr_free(b->re);
   kr_free(b->im);
-  kr_free(b->spectrum);
   kr_real_fft_close(&b->exact);
-  kr_free(b->forward);
-  kr_free(b->inverse);
+  kr_any_fft_close(&b->any);
 }
 
 static int32_t open_parts(kr_stft *s) {
@@ -112,13 +98,24 @@ int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples) { return 1 + n_
 static int64_t reflect(int64_t i, int64_t n) { return i < 0 ? -i : i >= n ? 2 * n - 2 - i : i; }
 
 /* frame -> re, im */
-static void transform_frame(const kr_stft *s, bench *b) {
-  if (b->exact) {
-    kr_real_fft_run(b->exact, b->frame, b->re, b->im);
+static void transform_frame(bench *b) {
+  if (b->exact) kr_real_fft_run(b->exact, b->frame, b->re, b->im);
+  else kr_any_fft_forward(b->any, b->frame, b->re, b->im);
+}
+
+/* re, im -> n_fft times the frame. The signal of a spectrum is Re H + Im H, where H is the forward transform of Re + Im over all n_fft bins: an even and an odd
+ * sequence, whose transforms are real and imaginary. */
+static void transform_back(const kr_stft *s, bench *b) {
+  const int64_t half = s->n_fft / 2;
+  if (!b->exact) {
+    kr_any_fft_inverse(b->any, b->re, b->im, b->frame);
     return;
   }
-  kiss_fftr(b->forward, b->frame, b->spectrum);
-  for (int64_t f = 0; f < s->F; f++) b->re[f] = b->spectrum[f].r, b->im[f] = b->spectrum[f].i;
+  b->frame[0] = b->re[0], b->frame[half] = b->re[half];
+  for (int64_t f = 1; f < half; f++) b->frame[f] = b->re[f] + b->im[f], b->frame[s->n_fft - f] = b->re[f] - b->im[f];
+  kr_real_fft_run(b->exact, b->frame, b->re, b->im);
+  b->frame[0] = b->re[0], b->frame[half] = b->re[half];
+  for (int64_t t = 1; t < half; t++) b->frame[t] = b->re[t] + b->im[t], b->frame[s->n_fft - t] = b->re[t] - b->im[t];
 }
 
 typedef struct forward_job {
@@ -134,7 +131,7 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   bench *b = &s->benches[worker];
   for (int64_t t = begin; t < end; t++) {
     for (int64_t i = 0; i < s->n_fft; i++) b->frame[i] = job->wav[reflect(t * s->hop + i - s->n_fft / 2, job->n_samples)] * s->window[i];
-    transform_frame(s, b);
+    transform_frame(b);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
       float mag = powf(sqrtf(re * re + im * im + 1e-9f), job->power), pha = atan2f(im + 1e-10f, re + 1e-5f);
@@ -165,10 +162,9 @@ static void add_frame(const inverse_job *job, bench *b, int64_t t, int64_t begin
   const float scale = 1.0f / (float)s->n_fft;
   for (int64_t f = 0; f < s->F; f++) {
     const float m = powf(job->mag[f * job->T + t], job->power), p = job->pha[f * job->T + t];
-    b->spectrum[f] = (kiss_fft_cpx){m * cosf(p), m * sinf(p)};
+    b->re[f] = m * cosf(p), b->im[f] = m * sinf(p);
   }
-  b->spectrum[0].i = b->spectrum[s->F - 1].i = 0; /* a real signal has none there */
-  kiss_fftri(b->inverse, b->spectrum, b->frame);
+  transform_back(s, b); /* what is imaginary at both ends is dropped: a real signal has none there */
   for (int64_t i = 0; i < s->n_fft; i++)
     if (start + i >= begin && start + i < end) job->wav[start + i] += b->frame[i] * scale * s->window[i];
 }

@@ -1,0 +1,38 @@
+/* cmd_bench_generate.c: krait bench generate: a prompt and tokens with random weights of a published model's sizes, beside what memory allows. */
+#include <jansson.h>
+#include <stdio.h>
+
+#include <krait/bench.h>
+#include <krait/language.h>
+
+#include "bench_generate.h"
+#include "say.h"
+
+static int print_json(const krait_ctx *ctx, const kr_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
+  return kr_print_json("bench", json_pack("{s:s, s:I, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:I, s:o}", "model", b->model, "batch", (json_int_t)b->batch, "prompt_tokens", (json_int_t)b->n_prompt, "tokens",
+                                          (json_int_t)b->n_tokens, "threads", krait_ctx_n_threads(ctx), "open_s", kr_json_real(t->open_s), "prompt_s", kr_json_real(t->prompt_s), "token_s",
+                                          kr_json_real(t->token_s), "step_s", kr_json_real(t->step_s), "token_bytes", (json_int_t)t->token_bytes, "copy_bytes_per_s", kr_json_real(l->copy_bytes_per_s)),
+                       JSON_INDENT(2));
+}
+
+static int print_text(const kr_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
+  const double bytes_per_s = (double)t->token_bytes / t->step_s;
+  printf("generate: random weights of %s, %s, %lld sequence%s\n", b->model, krait_dtype_name(b->dtype), (long long)b->batch, b->batch == 1 ? "" : "s");
+  printf("  prompt of %-6lld %9.3f ms   %10.0f tokens/s\n", (long long)b->n_prompt, t->prompt_s * 1e3, (double)b->n_prompt / t->prompt_s);
+  printf("  a token          %9.3f ms   %10.0f tokens/s, with its logits on the host and the likeliest chosen\n", t->token_s * 1e3, (double)b->batch / t->token_s);
+  printf("  a step           %9.3f ms   %10.2f GB/s of weights, %.1f %% of a copy's %.2f\n", t->step_s * 1e3, bytes_per_s * 1e-9, 100 * bytes_per_s / l->copy_bytes_per_s, l->copy_bytes_per_s * 1e-9);
+  return 0;
+}
+
+int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *b) {
+  krait_ctx *ctx = NULL;
+  krait_lm_timing t = {.size = sizeof t};
+  krait_limits limits = {.size = sizeof limits};
+  int exit_status = kr_run_open_ctx("bench", run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  int32_t status = krait_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
+  if (status >= 0) status = krait_measure_limits(ctx, &limits);
+  exit_status = status < 0 ? kr_report("bench", status) + 1 : b->as_json ? print_json(ctx, b, &t, &limits) : print_text(b, &t, &limits);
+  krait_ctx_close(&ctx);
+  return exit_status;
+}

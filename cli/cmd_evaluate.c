@@ -1,0 +1,431 @@
+/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that come of it. */
+#define _GNU_SOURCE
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <krait/data.h>
+
+#include "args.h"
+#include "cmd.h"
+#include "crew.h"
+#include "inputs.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "say.h"
+
+enum { MOST_RATIOS = 32, N_MEASURES = 9 };
+
+static const struct {
+  const char *name, *title;
+  size_t at;
+  int digits;
+} measures[N_MEASURES] = {{"pesq", "PESQ", offsetof(krait_quality, pesq), 3},
+                          {"csig", "CSIG", offsetof(krait_quality, csig), 3},
+                          {"cbak", "CBAK", offsetof(krait_quality, cbak), 3},
+                          {"covl", "COVL", offsetof(krait_quality, covl), 3},
+                          {"segmental_snr_db", "segmental SNR", offsetof(krait_quality, segmental_snr_db), 2},
+                          {"si_sdr_db", "SI-SDR", offsetof(krait_quality, si_sdr_db), 2},
+                          {"stoi", "STOI", offsetof(krait_quality, stoi), 4},
+                          {"llr", "LLR", offsetof(krait_quality, llr), 3},
+                          {"wss", "WSS", offsetof(krait_quality, wss), 2}};
+
+static double measure(const krait_quality *q, int which) { return *(const double *)((const char *)q + measures[which].at); }
+
+typedef struct settings {
+  int as_json, enhance;
+  const char *csv, *noise, *noise_dir, *rir, *rir_dir, *ratios;
+  double reverb;
+  int64_t n_jobs, repeats;
+  kr_run run;
+  const char *precision;
+  krait_model_options model;
+} settings;
+
+/* One comparison: two files, or an item of data. */
+typedef struct piece {
+  char *name;
+  const char *clean, *other;
+  krait_data *data;
+  int64_t index;
+  int condition;
+  int32_t status;
+  char *error;
+  krait_evaluation found;
+} piece;
+
+typedef struct means {
+  int64_t n;
+  double audio_s, compute_s;
+  double sum[2][N_MEASURES];
+  int64_t count[2][N_MEASURES]; /* of what could be measured */
+} means;
+
+typedef struct evaluation {
+  const settings *s;
+  const krait_model *model; /* NULL: recordings as they are */
+  krait_session *sessions[KR_CREW_MOST];
+  kr_pairs clean, other;
+  krait_data *data[MOST_RATIOS];
+  int ratios_db[MOST_RATIOS], n_ratios; /* 0: files */
+  piece *pieces;
+  int n_pieces, n_failed, n_untold;
+  kr_progress progress;
+  double audio_s;
+} evaluation;
+
+/* ---- what is compared ---- */
+static const char *base_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+/* Below its folder, without extension. */
+static char *stem(const kr_pair *p) {
+  const char *name = p->inside ? p->inside : base_name(p->in), *dot = strrchr(base_name(name), '.');
+  return dot && dot != base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
+}
+
+static int compare_stems(const void *a, const void *b) { return strcmp((*(kr_pair *const *)a)->out, (*(kr_pair *const *)b)->out); }
+
+/* kr_pair.out holds the stem; pointers sorted by it. */
+static kr_pair **sort_by_stem(kr_pairs *pairs) {
+  kr_pair **sorted = calloc((size_t)pairs->n + 1, sizeof *sorted);
+  for (int i = 0; sorted && i < pairs->n; i++) {
+    sorted[i] = &pairs->pairs[i];
+    if (!(sorted[i]->out = stem(sorted[i]))) return free(sorted), NULL;
+  }
+  if (sorted) qsort(sorted, (size_t)pairs->n, sizeof *sorted, compare_stems);
+  return sorted;
+}
+
+static int no_memory(void) { return kr_usage_error("evaluate", "out of memory"); }
+
+/* Recordings of both folders that have one name. */
+static int pair_folders(evaluation *e, char **operands) {
+  kr_pair **clean = sort_by_stem(&e->clean), **other = sort_by_stem(&e->other);
+  e->pieces = calloc((size_t)e->clean.n + 1, sizeof *e->pieces);
+  int i = 0, k = 0;
+  while (clean && other && e->pieces && i < e->clean.n && k < e->other.n) {
+    const int order = strcmp(clean[i]->out, other[k]->out);
+    if (order == 0) e->pieces[e->n_pieces++] = (piece){.name = strdup(clean[i]->out), .clean = clean[i]->in, .other = other[k]->in};
+    i += order <= 0;
+    k += order >= 0;
+  }
+  const int failed = !clean || !other || !e->pieces;
+  free(clean);
+  free(other);
+  if (failed) return no_memory();
+  if (e->n_pieces == 0) return kr_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
+  if (e->n_pieces < e->clean.n) fprintf(kr_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n", e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
+  return -1;
+}
+
+static int is_folder(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static int list_pairs(evaluation *e, char **operands) {
+  for (int i = 0; i < 2; i++)
+    if (access(operands[i], F_OK) != 0) return kr_usage_error("evaluate", "there is no %s", operands[i]);
+  if (is_folder(operands[0]) != is_folder(operands[1])) return kr_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
+  int status = kr_inputs_list("evaluate", operands, 1, &e->clean);
+  if (status < 0) status = kr_inputs_list("evaluate", operands + 1, 1, &e->other);
+  if (status >= 0) return status;
+  if (is_folder(operands[0])) return pair_folders(e, operands);
+  e->pieces = calloc(1, sizeof *e->pieces);
+  if (!e->pieces || !(e->pieces[0].name = stem(&e->other.pairs[0]))) return no_memory();
+  e->pieces[0].clean = operands[0], e->pieces[0].other = operands[1];
+  e->n_pieces = 1;
+  return -1;
+}
+
+/* "name=value" with the value as JSON, which is YAML: file names may hold anything. */
+static char *setting(const char *name, const char *value) {
+  json_t *text = json_string(value);
+  char *quoted = text ? json_dumps(text, JSON_ENCODE_ANY) : NULL, *whole = NULL;
+  json_decref(text);
+  if (!quoted || asprintf(&whole, "%s=%s", name, quoted) < 0) whole = NULL;
+  free(quoted);
+  return whole;
+}
+
+static void report_line(void *user, const char *line) {
+  (void)user;
+  kr_progress_end();
+  fprintf(kr_err(), "krait evaluate: ");
+  kr_print_clean(kr_err(), line);
+  fprintf(kr_err(), "\n");
+}
+
+static int open_ratio(evaluation *e, const char *clean, int which) {
+  const settings *s = e->s;
+  char *list[8], numbers[2][96];
+  int n = 0;
+  snprintf(numbers[0], sizeof numbers[0], "test_noise.snr_step=[%d]", e->ratios_db[which]);
+  snprintf(numbers[1], sizeof numbers[1], "test_noise.reverb_proportion=%.6f", s->reverb);
+  list[n++] = setting("dset.speech_test", clean);
+  list[n++] = setting("dset.noise_test", s->noise);
+  if (s->noise_dir) list[n++] = setting("dset.noise_dir", s->noise_dir);
+  if (s->rir) list[n++] = setting("dset.rir_test", s->rir);
+  if (s->rir_dir) list[n++] = setting("dset.rir_dir", s->rir_dir);
+  list[n++] = strdup(numbers[0]);
+  list[n++] = strdup(numbers[1]);
+  char repeats[64];
+  snprintf(repeats, sizeof repeats, "dset.test_augment_numb=%lld", (long long)s->repeats);
+  list[n++] = strdup(repeats);
+  int missing = 0;
+  for (int i = 0; i < n; i++) missing |= !list[i];
+  const int32_t status = missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", report_line, NULL, &e->data[which]);
+  for (int i = 0; i < n; i++) free(list[i]);
+  if (missing) return no_memory();
+  return status < 0 ? kr_report("evaluate", status) + 1 : -1;
+}
+
+static int read_ratios(evaluation *e, const char *text) {
+  for (const char *at = text; *at;) {
+    char *end;
+    const long db = strtol(at, &end, 10);
+    if (end == at || (*end && *end != ',') || db < -100 || db > 100) return kr_usage_error("evaluate", "--snr is '%s', not whole decibels from -100 to 100 like -5,0,5", text);
+    if (e->n_ratios == MOST_RATIOS) return kr_usage_error("evaluate", "--snr takes up to %d ratios", MOST_RATIOS);
+    e->ratios_db[e->n_ratios++] = (int)db;
+    at = *end ? end + 1 : end;
+  }
+  return e->n_ratios ? -1 : kr_usage_error("evaluate", "--snr is empty");
+}
+
+static int list_items(evaluation *e, const char *clean) {
+  int status = read_ratios(e, e->s->ratios ? e->s->ratios : "0");
+  for (int i = 0; status < 0 && i < e->n_ratios; i++) status = open_ratio(e, clean, i);
+  if (status >= 0) return status;
+  const int64_t n = krait_data_n_items(e->data[0]);
+  if (n * e->n_ratios > 1 << 24) return kr_usage_error("evaluate", "%lld items are too many", (long long)n);
+  e->pieces = calloc((size_t)(n * e->n_ratios), sizeof *e->pieces);
+  for (int r = 0; e->pieces && r < e->n_ratios; r++)
+    for (int64_t i = 0; i < n; i++) e->pieces[e->n_pieces++] = (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
+  return e->pieces ? -1 : no_memory();
+}
+
+/* ---- the work ---- */
+static void evaluate_one(void *user, kr_crew *crew, int worker, int which) {
+  evaluation *e = user;
+  piece *p = &e->pieces[which];
+  p->found.size = sizeof p->found;
+  if (e->model && !e->sessions[worker]) p->status = krait_session_open(e->model, &e->sessions[worker]);
+  if (p->status == 0) p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found) : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
+  if (p->status < 0) p->error = strdup(krait_error_detail());
+  if (kr_crew_is_next(crew, which)) kr_progress_show(&e->progress, which + 1, e->n_pieces);
+}
+
+static void tell(void *user, int which) {
+  evaluation *e = user;
+  const piece *p = &e->pieces[which];
+  if (p->status >= 0) return;
+  kr_progress_end();
+  e->n_failed++;
+  kr_report_detail("evaluate", p->status, p->error ? p->error : "");
+}
+
+static means mean_of(const evaluation *e, int condition) {
+  means m = {0};
+  for (int i = 0; i < e->n_pieces; i++) {
+    const piece *p = &e->pieces[i];
+    if (p->condition != condition || p->status < 0) continue;
+    m.n++;
+    m.audio_s += p->found.audio_s;
+    m.compute_s += p->found.compute_s;
+    for (int side = 0; side <= p->found.has_enhanced; side++)
+      for (int k = 0; k < N_MEASURES; k++) {
+        const double v = measure(side ? &p->found.enhanced : &p->found.noisy, k);
+        if (isfinite(v)) m.sum[side][k] += v, m.count[side][k]++;
+      }
+  }
+  return m;
+}
+
+static double mean_at(const means *m, int side, int k) { return m->count[side][k] ? m->sum[side][k] / (double)m->count[side][k] : NAN; }
+
+/* ---- tables ---- */
+static void print_value(double value, int digits) {
+  if (isfinite(value)) printf(" %10.*f", digits, value);
+  else printf(" %10s", "-");
+}
+
+static void print_table(const evaluation *e) {
+  for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
+    const means m = mean_of(e, c);
+    int64_t least = m.n;
+    if (e->n_ratios) printf("%s%d dB: ", c ? "\n" : "", e->ratios_db[c]);
+    printf("%lld recording%s, %.1f s\n", (long long)m.n, m.n == 1 ? "" : "s", m.audio_s);
+    printf("  %-16s %10s%s\n", "mean of", e->n_ratios || e->model ? "noisy" : "other", e->model ? "   enhanced" : "");
+    for (int k = 0; k < N_MEASURES; k++) {
+      printf("  %-16s", measures[k].title);
+      for (int side = 0; side <= (e->model != NULL); side++) {
+        print_value(mean_at(&m, side, k), measures[k].digits);
+        if (m.count[side][k] < least) least = m.count[side][k];
+      }
+      printf("\n");
+    }
+    if (least < m.n) printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n", (long long)(m.n - least));
+    if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of sound\n", m.compute_s / m.audio_s);
+  }
+}
+
+static json_t *means_json(const means *m, int side) {
+  json_t *object = json_object();
+  for (int k = 0; k < N_MEASURES; k++) json_object_set_new(object, measures[k].name, kr_json_real(mean_at(m, side, k)));
+  return object;
+}
+
+static int print_json(const evaluation *e) {
+  json_t *list = json_array();
+  for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
+    const means m = mean_of(e, c);
+    json_t *row = json_pack("{s:I, s:f, s:o}", "recordings", (json_int_t)m.n, "audio_s", m.audio_s, e->n_ratios || e->model ? "noisy" : "other", means_json(&m, 0));
+    if (e->n_ratios) json_object_set_new(row, "snr_db", json_integer(e->ratios_db[c]));
+    if (e->model) json_object_set_new(row, "enhanced", means_json(&m, 1));
+    if (e->model) json_object_set_new(row, "compute_s", json_real(m.compute_s));
+    json_array_append_new(list, row);
+  }
+  return kr_print_json("evaluate", json_pack("{s:i, s:o}", "failed", e->n_failed, "results", list), JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+}
+
+/* A name as CSV has it. */
+static void print_field(FILE *file, const char *text) {
+  const int is_plain = !strpbrk(text, ",\"\n\r");
+  if (!is_plain) fputc('"', file);
+  for (; *text; text++) {
+    if (*text == '"') fputc('"', file);
+    fputc(*text, file);
+  }
+  if (!is_plain) fputc('"', file);
+}
+
+static void print_rows(const evaluation *e, FILE *file) {
+  static const char *const sides[] = {"noisy", "enhanced"};
+  fprintf(file, "name,snr_db,audio_s");
+  for (int side = 0; side <= (e->model != NULL); side++)
+    for (int k = 0; k < N_MEASURES; k++) fprintf(file, ",%s_%s", e->n_ratios || e->model ? sides[side] : "other", measures[k].name);
+  fprintf(file, "\n");
+  for (int i = 0; i < e->n_pieces; i++) {
+    const piece *p = &e->pieces[i];
+    if (p->status < 0) continue;
+    print_field(file, p->name);
+    if (e->n_ratios) fprintf(file, ",%d", e->ratios_db[p->condition]);
+    else fprintf(file, ",");
+    fprintf(file, ",%.4f", p->found.audio_s);
+    for (int side = 0; side <= (e->model != NULL); side++)
+      for (int k = 0; k < N_MEASURES; k++) {
+        const double v = measure(side ? &p->found.enhanced : &p->found.noisy, k);
+        if (isfinite(v)) fprintf(file, ",%.6f", v);
+        else fprintf(file, ",");
+      }
+    fprintf(file, "\n");
+  }
+}
+
+static int write_csv(const evaluation *e) {
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *file = open_memstream(&text, &bytes);
+  if (!file) return no_memory();
+  print_rows(e, file);
+  if (fclose(file) != 0) return free(text), no_memory();
+  const int32_t status = krait_text_write(e->s->csv, text);
+  free(text);
+  return status < 0 ? kr_report("evaluate", status) : 0;
+}
+
+/* ---- all of it ---- */
+static int compare_all(evaluation *e, int n_jobs) {
+  const kr_crew_work work = {.n_pieces = e->n_pieces, .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces, .user = e, .work = evaluate_one, .tell = tell};
+  e->audio_s = e->n_pieces;
+  kr_progress_begin(&e->progress, "evaluate", &e->audio_s);
+  if (kr_crew_run(&work) != 0) return no_memory();
+  kr_progress_end();
+  int failed = e->n_failed > 0;
+  if (e->n_failed == e->n_pieces) return 1;
+  if (e->s->as_json) failed |= print_json(e);
+  else print_table(e);
+  if (e->s->csv) failed |= write_csv(e);
+  return failed;
+}
+
+static int with_model(evaluation *e) {
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  int exit_status = kr_run_open_ctx("evaluate", &e->s->run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  int n_jobs = (int)e->s->n_jobs;
+  if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < KR_CREW_MOST ? krait_ctx_n_threads(ctx) : KR_CREW_MOST;
+  int32_t status = e->s->enhance || e->s->model.weights_path ? krait_model_open(ctx, &e->s->model, &model) : 0;
+  e->model = model;
+  exit_status = status < 0 ? kr_report("evaluate", status) + 1 : compare_all(e, n_jobs);
+  for (int i = 0; i < KR_CREW_MOST; i++) krait_session_close(&e->sessions[i]);
+  krait_model_close(&model);
+  krait_ctx_close(&ctx);
+  return exit_status;
+}
+
+static void release(evaluation *e) {
+  for (int i = 0; i < e->n_pieces; i++) free(e->pieces[i].name), free(e->pieces[i].error);
+  free(e->pieces);
+  for (int i = 0; i < e->n_ratios; i++) krait_data_close(&e->data[i]);
+  kr_pairs_free(&e->clean);
+  kr_pairs_free(&e->other);
+}
+
+static int check_options(const settings *s, int n_operands) {
+  struct stat info;
+  if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0)) return kr_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
+  if (!s->noise && n_operands != 2) return kr_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
+  if (s->noise && n_operands != 1) return kr_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
+  if (s->reverb > 0 && !s->rir) return kr_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
+  if (s->rir && s->reverb <= 0) return kr_usage_error("evaluate", "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
+  if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path) return kr_usage_error("evaluate", "--config and --set go with -w or --enhance");
+  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode)) return kr_usage_error("evaluate", "--csv %s is a folder", s->csv);
+  return -1;
+}
+
+int cmd_evaluate(int argc, char **argv) {
+  int first;
+  settings s = {.repeats = 1, .model.size = sizeof s.model};
+  const kr_option options[] = {
+      KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "enhance OTHER with these weights first, and measure both"),
+      KR_SWITCH("enhance", 0, &s.enhance, "the same with the weights inside the program"),
+      KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
+      KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      KR_TEXT("noise", 0, "SOURCE", &s.noise, "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th noise"),
+      KR_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "where the list's names begin (default: the list's folder)"),
+      KR_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table each (default: 0)"),
+      KR_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, likewise"),
+      KR_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "where that list's names begin"),
+      KR_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are put into a room"),
+      KR_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000, "so many times over the recordings, each with the next noises (default: 1)"),
+      KR_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
+      KR_SWITCH("json", 0, &s.as_json, "print means as JSON"),
+      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, KR_CREW_MOST, "recordings at a time (default: as many as threads)"),
+      KR_PRECISION_OPTION(&s.precision, "tf32"),
+      KR_RUN_OPTIONS(&s.run),
+  };
+  const kr_verb verb = {"evaluate", "CLEAN OTHER | CLEAN --noise SOURCE",
+                        "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
+                        "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With --noise the noisy recordings are mixed as in training's validation.",
+                        options, KR_N(options), 1, 2};
+  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = kr_precision_parse("evaluate", s.precision, &s.model.precision);
+  if (exit_status < 0) exit_status = check_options(&s, argc - first);
+  if (exit_status >= 0) return exit_status;
+  kr_hush_libraries();
+  kr_catch_signals(verb.name);
+  evaluation e = {.s = &s};
+  exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);
+  if (exit_status < 0) exit_status = with_model(&e);
+  release(&e);
+  return exit_status;
+}

@@ -1,0 +1,41 @@
+/* texts.c: texts may come from pipes: memory grows with what arrives. */
+#include "texts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+
+static int read_all(FILE *file, char **text, size_t *n_bytes) {
+  size_t room = 1 << 16, n = 0, got;
+  char *bytes = malloc(room + 1);
+  while (bytes && (got = fread(bytes + n, 1, room - n, file)) > 0) {
+    n += got;
+    if (n < room) continue;
+    char *grown = room > (size_t)1 << 40 ? NULL : realloc(bytes, 2 * room + 1);
+    if (!grown) free(bytes);
+    bytes = grown;
+    room *= 2;
+  }
+  if (!bytes) errno = ENOMEM;
+  if (!bytes || ferror(file)) {
+    free(bytes);
+    return 0;
+  }
+  bytes[n] = 0;
+  *text = bytes;
+  *n_bytes = n;
+  return 1;
+}
+
+int kr_text_read(const char *verb, const char *path, char **text, size_t *n_bytes) {
+  const int is_stdin = strcmp(path, "-") == 0;
+  errno = 0;
+  FILE *file = is_stdin ? stdin : fopen(path, "rb");
+  const int is_read = file && read_all(file, text, n_bytes);
+  const int error = errno;
+  if (file && !is_stdin) fclose(file);
+  return is_read ? -1 : kr_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
+}

@@ -1,0 +1,96 @@
+"""Denoiser: the speech denoiser inside libkrait, on numpy arrays and torch tensors."""
+
+import os
+import sys
+import threading
+
+import numpy as np
+
+from . import _load, _sound
+
+_MODEL_HZ = 16000
+
+
+class Denoiser:
+    """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor whose last axis is time (other axes: channels or recordings, each for
+    itself), floating point within -1 and 1 or int16, and returns one of the same kind, shape and rate. What lies above 8 kHz is removed too.
+
+    device: "cpu" or "cuda:0" and so on; threads: of a CPU, 0 for all cores. One Denoiser may be shared by threads; they take turns."""
+
+    def __init__(self, device="cpu", threads=0):
+        self._lock = threading.Lock()
+        self._model = self._session = None
+        if device == "cpu":
+            self._context = _load.cpu_context(threads)
+        elif device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit()):
+            self._context = _load.cuda_context(int(device[5:] or 0))
+        else:
+            raise ValueError("krait.Denoiser: device is %r, not 'cpu' or 'cuda:0'" % (device,))
+        self._process = os.getpid()
+        ffi, model, session = _load.ffi(), _load.ffi().new("krait_model **"), _load.ffi().new("krait_session **")
+        self._check(_load.function("krait_model_open")(self._context, ffi.NULL, model))
+        self._model = ffi.gc(model, _load.lib().krait_model_close)
+        self._check(_load.lib().krait_session_open(model[0], session))
+        self._session = ffi.gc(session, lambda handle, model=self._model: _load.lib().krait_session_close(handle))
+
+    @staticmethod
+    def _check(status):
+        if status < 0:
+            _load.fail(status)
+
+    def _clean(self, x):
+        """(n) float64 at 16 kHz -> the same, cleaned."""
+        given = np.ascontiguousarray(x, dtype=np.float32)
+        out = np.empty_like(given)
+        ffi = _load.ffi()
+        with self._lock:  # a session is one timeline
+            self._check(_load.lib().krait_enhance_samples(self._session[0], ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given),
+                                                          ffi.NULL, ffi.NULL))
+        return out.astype(np.float64)
+
+    def __call__(self, samples, rate=_MODEL_HZ):
+        if os.getpid() != self._process:
+            raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(samples, torch.Tensor):
+            done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate)
+            return torch.from_numpy(done).to(samples.device, samples.dtype)
+        samples = np.asarray(samples)
+        rate = _checked_rate(rate)
+        is_whole = samples.dtype == np.int16
+        if samples.ndim == 0 or not (is_whole or samples.dtype.kind == "f"):
+            raise TypeError("krait.Denoiser: samples are %s of shape %s; give floating point or int16 with time as the last axis" % (samples.dtype, samples.shape))
+        if samples.size == 0:
+            return samples.copy()
+        rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64) / (32768 if is_whole else 1)
+        if not np.isfinite(rows).all():
+            raise ValueError("krait.Denoiser: samples hold NaN or infinity")
+        out = np.empty_like(rows)
+        for row, cleaned in zip(rows, out):
+            at_model = _sound.resample(row, rate, _MODEL_HZ)
+            cleaned[:] = _sound.resample(self._clean(at_model), _MODEL_HZ, rate, len(row))
+        if is_whole:
+            out = np.clip(np.rint(out * 32768), -32768, 32767)
+        return out.astype(samples.dtype).reshape(samples.shape)
+
+
+def _checked_rate(rate):
+    if isinstance(rate, (float, np.floating)) and rate == int(rate):
+        rate = int(rate)
+    if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)) or not 1000 <= rate <= 768000:
+        raise ValueError("krait.Denoiser: rate is %r, not a whole number of samples a second from 1000 to 768000" % (rate,))
+    return int(rate)
+
+
+def enhance(options):
+    """python -m krait enhance IN OUT."""
+    if os.path.exists(options.output):
+        if os.path.samefile(options.input, options.output):
+            raise _load.KraitError("%s is the input; give the output another name" % options.output)
+        if not options.force:
+            raise _load.KraitError("%s exists; -f replaces it" % options.output)
+    samples, rate, subtype = _sound.read(options.input)
+    cleaned = Denoiser(options.device, options.threads)(samples, rate)
+    _sound.write(options.output, cleaned, rate, subtype, options.force)
+    print("%s -> %s: %.2f s, %d Hz, %d channel%s" % (options.input, options.output, samples.shape[1] / rate, rate, len(samples), "" if len(samples) == 1 else "s"))
+    return 0

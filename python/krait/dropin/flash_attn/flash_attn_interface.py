@@ -1,0 +1,137 @@
+"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient is
+deterministic unless deterministic=False is all that is asked for and a GPU has a faster row."""
+
+import torch
+
+import flash_attn_2_cuda as _kernels
+from krait.ops.attention import attention as _attention
+from krait.ops.attention import attention_with_cache as _attention_with_cache
+from krait.ops.attention import new_rng as _new_rng
+from krait.ops.attention import window as _window
+from krait.ops.probabilities import attention_probabilities as _probabilities
+
+
+def _tail(softcap, alibi_slopes, deterministic, return_attn_probs):
+    """Releases before 2.6 have no softcap: there alibi_slopes comes in its place, and what follows one place earlier."""
+    if softcap is None or isinstance(softcap, torch.Tensor) or isinstance(alibi_slopes, bool):
+        return 0.0, softcap if isinstance(softcap, torch.Tensor) else None, bool(alibi_slopes), bool(deterministic)
+    return softcap, alibi_slopes, deterministic, return_attn_probs
+
+
+def _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, n_keys, **packed):
+    softcap, alibi_slopes, deterministic, return_attn_probs = _tail(softcap, alibi_slopes, deterministic, return_attn_probs)
+    options = dict(packed, alibi_slopes=alibi_slopes, scale=softmax_scale, softcap=softcap, dropout=dropout_p, window=_window(window_size, causal, n_keys),
+                   rng=_new_rng(q) if dropout_p > 0.0 else None)
+    out, lse = _attention(q, k, v, deterministic=deterministic, want_lse=return_attn_probs, **options)
+    if not return_attn_probs:
+        return out
+    return out, lse, _probabilities(q, k, v, **options) if dropout_p > 0.0 else None
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                    return_attn_probs=False):
+    """q (B, Sq, H, D), k and v (B, Sk, Hk, D), H a multiple of Hk -> out like q[, log-sum-exp (B, H, Sq), probabilities with dropout, signed].
+
+    causal and window_size (left, right) count from the bottom right; alibi_slopes (H) or (B, H) float32; softcap c: scores become c tanh(score / c)."""
+    return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, k.shape[1])
+
+
+def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                              return_attn_probs=False):
+    """qkv (B, S, 3, H, D)."""
+    return flash_attn_func(*qkv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+
+
+def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+                             return_attn_probs=False):
+    """kv (B, Sk, 2, Hk, D)."""
+    return flash_attn_func(q, *kv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+                           window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None):
+    """q (tokens, H, D), k and v (tokens, Hk, D), or pages (blocks, page, Hk, D) with block_table (B, most blocks); cu_seqlens (B + 1) int32. The log-sum-exp
+    is (H, tokens)."""
+    packed = dict(cu_seqlens_q=cu_seqlens_q, max_q=max_seqlen_q, max_k=max_seqlen_k)
+    if block_table is None:
+        packed.update(cu_seqlens_k=cu_seqlens_k)
+    else:
+        packed.update(block_table=block_table, seqused_k=(cu_seqlens_k[1:] - cu_seqlens_k[:-1]).to(torch.int32))
+    return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, max_seqlen_k, **packed)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                                     alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """qkv (tokens, 3, H, D)."""
+    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
+                                  alibi_slopes, deterministic, return_attn_probs)
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+                                    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """kv (tokens, 2, Hk, D)."""
+    return flash_attn_varlen_func(q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+                                  softcap, alibi_slopes, deterministic, return_attn_probs)
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+                            cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                            rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False):
+    """q (B, Sq, H, D) over k_cache, v_cache (B, capacity, Hk, D) or pages (blocks, page, Hk, D). New k, v (B, new, Hk, D) are written at cache_seqlens
+    (int or (B) int32) first, keys turned by rotary_cos, rotary_sin (positions, R). Queries are turned by their place where causal or a window says that they
+    have one, otherwise all by cache_seqlens. num_splits is the operator's own choice. No gradient."""
+    with torch.no_grad():
+        out, lse = _attention_with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+                                         softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, want_lse=return_softmax_lse)
+    return (out, lse) if return_softmax_lse else out
+
+
+# ---- below autograd: what context-parallel libraries call -------------------------------------------------------------
+def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
+                        return_softmax=False):
+    """-> out, log-sum-exp, probabilities (with return_softmax and dropout), the generator's state."""
+    out, lse, probabilities, rng_state = _kernels.fwd(q, k, v, None, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+                                                      softcap, return_softmax, None)
+    return out, lse, probabilities, rng_state
+
+
+def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left=-1,
+                               window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, seqused_k=None,
+                               zero_tensors=False):
+    out, lse, probabilities, rng_state = _kernels.varlen_fwd(q, k, v, None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
+                                                             max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal, window_size_left,
+                                                             window_size_right, softcap, return_softmax, None)
+    return out, lse, probabilities, rng_state
+
+
+def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
+                         alibi_slopes=None, deterministic=False, rng_state=None):
+    """Writes dq, dk, dv -> sum of dout * out, (B, H, Sq) float32."""
+    return _kernels.bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+                        softcap, deterministic, None, rng_state)[3]
+
+
+def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+                                causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False, rng_state=None,
+                                zero_tensors=False):
+    return _kernels.varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p,
+                               softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic, None, rng_state)[3]
+
+
+_wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _flash_attn_forward, _flash_attn_backward
+_wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_forward, _flash_attn_varlen_backward
+
+
+# Upstream's autograd functions by name, for code that calls their apply.
+class FlashAttnFunc:
+    @staticmethod
+    def apply(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
+        return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax)
+
+
+class FlashAttnVarlenFunc:
+    @staticmethod
+    def apply(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+              deterministic, return_softmax, block_table=None, *_):
+        return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
+                                      alibi_slopes, deterministic, return_softmax, block_table)

@@ -1,0 +1,140 @@
+"""Rotary embedding as a function, in place on packed projections, and as a module."""
+
+import torch
+
+from krait.ops.attention import rotary as _rotary
+
+
+def rotate_half(x, interleaved=False):
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
+    """The same in plain torch; x (B, S, H, D)."""
+    turned = 2 * cos.shape[-1]
+    assert turned <= x.shape[-1]
+    cos, sin = [(t.repeat_interleave(2, dim=-1) if interleaved else torch.cat((t, t), dim=-1)).unsqueeze(-2) for t in (cos, sin)]
+    head, rest = x[..., :turned], x[..., turned:]
+    return torch.cat((head * cos + rotate_half(head, interleaved) * sin, rest), dim=-1)
+
+
+def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+    """x (B, S, H, D) or packed (tokens, H, D); cos, sin (positions, R): the first 2 R features turn, the rest stays."""
+    return _rotary(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, in_place=inplace)
+
+
+apply_rotary_emb_func = apply_rotary_emb
+
+
+class ApplyRotaryEmb:
+    apply = staticmethod(apply_rotary_emb)
+
+
+def _turn_all(parts, interleaved, offsets):
+    for t, cos, sin in parts:
+        _rotary(t, cos, sin, offsets, interleaved=interleaved, in_place=True)
+
+
+def apply_rotary_emb_qkv_(qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, num_heads_q=None):
+    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q: queries and keys turn in place."""
+    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    return _TurnQkv.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
+
+
+def apply_rotary_emb_kv_(kv, cos, sin, interleaved=False, seqlen_offsets=0):
+    """kv (B, S, 2, Hk, D): keys turn in place."""
+    return _TurnKv.apply(kv, cos, sin, interleaved, seqlen_offsets)
+
+
+def _parts(qkv, n_queries):
+    if qkv.dim() == 5:
+        return qkv[:, :, 0], qkv[:, :, 1]
+    n_keys = (qkv.shape[2] - n_queries) // 2
+    return qkv[:, :, :n_queries], qkv[:, :, n_queries:n_queries + n_keys]
+
+
+class _TurnQkv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, cos, sin, cos_k, sin_k, interleaved, offsets, n_queries):
+        assert qkv.dim() == 5 or (qkv.dim() == 4 and n_queries is not None), "qkv must be (B, S, 3, H, D), or (B, S, heads, D) with num_heads_q"
+        q, k = _parts(qkv, n_queries)
+        _turn_all(((q, cos, sin), (k, cos_k, sin_k)), interleaved, offsets)
+        ctx.save_for_backward(cos, sin, cos_k, sin_k, *([offsets] if isinstance(offsets, torch.Tensor) else []))
+        ctx.options = interleaved, 0 if isinstance(offsets, torch.Tensor) else offsets, n_queries
+        ctx.mark_dirty(qkv)
+        return qkv
+
+    @staticmethod
+    def backward(ctx, dqkv):
+        cos, sin, cos_k, sin_k, *offsets = ctx.saved_tensors
+        interleaved, offset, n_queries = ctx.options
+        dqkv = dqkv.clone()
+        q, k = _parts(dqkv, n_queries)
+        _turn_all(((q, cos, -sin), (k, cos_k, -sin_k)), interleaved, offsets[0] if offsets else offset)
+        return (dqkv,) + (None,) * 7
+
+
+class _TurnKv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kv, cos, sin, interleaved, offsets):
+        _turn_all(((kv[:, :, 0], cos, sin),), interleaved, offsets)
+        ctx.save_for_backward(cos, sin, *([offsets] if isinstance(offsets, torch.Tensor) else []))
+        ctx.options = interleaved, 0 if isinstance(offsets, torch.Tensor) else offsets
+        ctx.mark_dirty(kv)
+        return kv
+
+    @staticmethod
+    def backward(ctx, dkv):
+        cos, sin, *offsets = ctx.saved_tensors
+        interleaved, offset = ctx.options
+        dkv = dkv.clone()
+        _turn_all(((dkv[:, :, 0], cos, -sin),), interleaved, offsets[0] if offsets else offset)
+        return dkv, None, None, None, None
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Angles are position / base^(2 r / dim); scale_base (Sun et al. 2022, XPos) also scales queries up and keys down with the position."""
+
+    def __init__(self, dim, base=10000.0, interleaved=False, scale_base=None, device=None):
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.scale_base = dim, float(base), interleaved, scale_base
+        self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
+        scale = None if scale_base is None else (torch.arange(0, dim, 2, device=device, dtype=torch.float32) + 0.4 * dim) / (1.4 * dim)
+        self.register_buffer("scale", scale, persistent=False)
+        self._seq_len_cached = 0
+        self._cos_cached = self._sin_cached = self._cos_k_cached = self._sin_k_cached = None
+
+    def _compute_inv_freq(self, device=None):
+        return 1.0 / (self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim))
+
+    def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
+        cached = self._cos_cached
+        if cached is not None and seqlen <= self._seq_len_cached and cached.device == device and cached.dtype == dtype and not (self.training and cached.is_inference()):
+            return
+        self._seq_len_cached = seqlen
+        positions = torch.arange(seqlen, device=device, dtype=torch.float32)
+        # In a model that was cast as a whole the frequencies have lost digits that positions in the thousands need.
+        inverse = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._compute_inv_freq(device)
+        angles = torch.outer(positions, inverse.to(device))
+        if self.scale is None:
+            self._cos_cached, self._sin_cached = angles.cos().to(dtype), angles.sin().to(dtype)
+            return
+        power = (positions - seqlen // 2) / self.scale_base
+        scale = self.scale.to(device=device, dtype=torch.float32) ** power.unsqueeze(1)
+        self._cos_cached, self._sin_cached = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        self._cos_k_cached, self._sin_k_cached = (angles.cos() / scale).to(dtype), (angles.sin() / scale).to(dtype)
+
+    def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
+        """qkv (B, S, 3, H, D), turned in place; or queries (B, S, H, D) with kv (B, S, 2, Hk, D), or (B, S, heads, D) with num_heads_q."""
+        length = qkv.shape[1]
+        if max_seqlen is not None or isinstance(seqlen_offset, int):
+            self._update_cos_sin_cache(max_seqlen if max_seqlen is not None else length + seqlen_offset, device=qkv.device, dtype=qkv.dtype)
+        keys = (None, None) if self.scale is None else (self._cos_k_cached, self._sin_k_cached)
+        if kv is None:
+            return apply_rotary_emb_qkv_(qkv, self._cos_cached, self._sin_cached, *keys, self.interleaved, seqlen_offset, num_heads_q)
+        q = apply_rotary_emb(qkv, self._cos_cached, self._sin_cached, self.interleaved, True, seqlen_offset)
+        cos, sin = (self._cos_cached, self._sin_cached) if self.scale is None else keys
+        return q, apply_rotary_emb_kv_(kv, cos, sin, self.interleaved, seqlen_offset)

@@ -1,0 +1,324 @@
+"""Softmax attention, dense, packed and over a cache, forward and backward; rotary embedding. Layouts are flash_attn's: (B, L, H, D), packed (tokens, H, D)."""
+
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from .._call import Call, Operator, refuse_negative_bit, signer
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout, zeros_like
+
+_INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "block_table", "alibi_slopes",
+           "sinks", "rng")
+_SHARED = dict(q=(0, 4), k=(0, 4), v=(0, 4), out=(0, 4), lse=(0, 3), alibi_slopes=(0, 2))
+FORWARD = Operator("attention", " ".join(_INPUTS) + " out lse", **_SHARED)
+BACKWARD = Operator("attention_bwd", "q k v cu_seqlens_q cu_seqlens_k seqused_q seqused_k alibi_slopes sinks rng out lse dout dlse dq dk dv dsinks",
+                    dout=(0, 4), dq=(0, 4), dk=(0, 4), dv=(0, 4), dlse=(0, 3), **_SHARED)
+_APPEND = Operator("attention_append", "k v cos sin cache_seqlens cache_batch_idx block_table k_cache v_cache seqused")
+_ROTARY = Operator("rotary", "x cos sin offsets cu_seqlens out", x=(0, 4), out=(0, 4))
+_signature, _rotary_signature = signer(len(_INPUTS)), signer(5)
+_CAUSAL, _WINDOW, _ANY_ORDER = 1, 2, 4               # KRAIT_ATTENTION_*
+_INTERLEAVED, _INVERSE, _STILL = 1, 2, 4             # KRAIT_ROTARY_*
+_FREE = (0, 1, 2)                                    # of _INPUTS: those with gradients, and sinks
+_SINKS = _INPUTS.index("sinks")
+
+
+def _refuse(tensors):
+    given = ", ".join("%s %s %s" % (n, tuple(t.shape), t.dtype) for n, t in zip(_INPUTS, tensors) if t is not None)
+    raise RuntimeError("attention: q must be (B, Lq, H, D), or (tokens, H, D) with cu_seqlens_q; k and v (B, Lk, Hk, D), (tokens, Hk, D) with cu_seqlens_k, or "
+                       "(pages, page, Hk, D) with block_table (B, most pages), all of one type, D at most 256, H a multiple of Hk; lengths and offsets int32, "
+                       "alibi_slopes (H) or (B, H) float32, sinks (H); got " + given)
+
+
+def _sequences(q, cu_seqlens_q):
+    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+
+
+def _check(tensors):
+    """-> the tensors. What sequences hold is checked by the operator."""
+    q, k, v, cu_q, cu_k, used_q, used_k, leftpad, rows, table, slopes, sinks, _ = tensors
+    good = q.dim() == (4 if cu_q is None else 3) and k.dim() == v.dim() == (4 if cu_k is None else 3) and k.dtype == v.dtype == q.dtype
+    good = good and all([t is None or (t.dim() == 1 and t.dtype == torch.int32) for t in (cu_q, cu_k, used_q, used_k, leftpad, rows)])
+    if good:
+        b, (h, d), hk = _sequences(q, cu_q), q.shape[-2:], k.shape[-2]
+        good = (k.shape[-1] == d <= 256 and v.shape[-1] <= 256 and k.shape[:-1] == v.shape[:-1] and hk > 0 and h % hk == 0
+                and all([t is None or t.shape[0] == b for t in (used_q, used_k, leftpad, rows, table)]) and (cu_k is None or cu_k.shape[0] == b + 1)
+                and (cu_k is not None or table is not None or rows is not None or k.shape[0] == b)
+                and (table is None or (table.dim() == 2 and table.dtype == torch.int32))
+                and (slopes is None or slopes.shape in ((h,), (b, h))) and (sinks is None or sinks.shape == (h,)))
+    if not good:
+        _refuse(tensors)
+    return tensors
+
+
+def _numbers(tensors, options):
+    q, k, v, cu_q, cu_k, *_, table, _, _, _ = tensors
+    scale, softcap, dropout, left, right, _, max_q, max_k, _ = options
+    return dict(B=_sequences(q, cu_q), Lq=q.shape[-3], Lk=k.shape[-3], H=q.shape[-2], Hk=k.shape[-2], D=q.shape[-1], Dv=v.shape[-1],
+                Bk=1 if cu_k is not None else k.shape[0], n_pages=0 if table is None else table.shape[1], max_q=max_q, max_k=max_k,
+                window_left=left, window_right=right, scale=scale, softcap=softcap, dropout=dropout)
+
+
+def _flags(options):
+    left, right, any_order = options[3:6]
+    masked = _CAUSAL if (left, right) == (-1, 0) else _WINDOW if (left, right) != (-1, -1) else 0
+    return masked | (_ANY_ORDER if any_order else 0)
+
+
+def _empty(q, v, cu_q, want_lse):
+    out = q.new_empty(*q.shape[:-1], v.shape[-1])
+    shape = (q.shape[1], q.shape[0]) if cu_q is not None else (q.shape[0], q.shape[2], q.shape[1])
+    return out, torch.empty(shape, dtype=torch.float32, device=q.device) if want_lse else None
+
+
+def _fake_forward(*inputs):
+    return _empty(inputs[0], inputs[2], inputs[3], inputs[-1])
+
+
+def _run_forward(call, *inputs):
+    tensors, options = inputs[:len(_INPUTS)], inputs[len(_INPUTS):]
+    out, lse = _empty(tensors[0], tensors[2], tensors[3], options[-1])
+    tensors = (*tensors, out, lse)
+    if call.words is None:
+        call.pack(tensors, _flags(options), **_numbers(tensors[:len(_INPUTS)], options))
+    call.run(tensors)
+    return out, lse
+
+
+def run_backward(call, inputs, options, out, lse, dout, dlse, grads):
+    """The plain call, into given gradients (dq, dk, dv, dsinks; None: not computed)."""
+    q, k, v, cu_q, cu_k, used_q, used_k, _, _, _, slopes, sinks, rng = inputs
+    tensors = (q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks, rng, out, lse, dout, dlse, *grads)
+    if call.words is None:
+        call.pack(tensors, _flags(options), **_numbers(inputs, options))
+    call.run(tensors)
+
+
+def _fake_backward(q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks, *_):
+    return [torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None if sinks is None else torch.empty_like(sinks)]
+
+
+@custom_op("attention_bwd", _fake_backward)
+def _backward(q: Tensor, k: Tensor, v: Tensor, cu_q: Optional[Tensor], cu_k: Optional[Tensor], used_q: Optional[Tensor], used_k: Optional[Tensor],
+              slopes: Optional[Tensor], sinks: Optional[Tensor], rng: Optional[Tensor], out: Tensor, lse: Tensor, dout: Tensor, dlse: Optional[Tensor],
+              scale: float, softcap: float, dropout: float, left: int, right: int, any_order: bool, max_q: int, max_k: int) -> List[Tensor]:
+    grads = _fake_backward(q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks)
+    inputs = (q, k, v, cu_q, cu_k, used_q, used_k, None, None, None, slopes, sinks, rng)
+    run_backward(Call(BACKWARD), inputs, (scale, softcap, dropout, left, right, any_order, max_q, max_k, True), out, lse, dout, dlse, grads)
+    return grads
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:len(_INPUTS)], *output)
+    ctx.options = inputs[len(_INPUTS):]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, dout, dlse=None):
+    *inputs, out, lse = ctx.saved_tensors
+    if any([t is not None for t in inputs[7:10]]):
+        raise RuntimeError("attention: there is no gradient through a cache (leftpad_k, cache_batch_idx, block_table)")
+    q, k, v, cu_q, cu_k, used_q, used_k, _, _, _, slopes, sinks, rng = inputs
+    dout = zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
+    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dlse)))
+    if call is None:
+        grads = _backward(q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks, rng, out, lse, dout, dlse, *ctx.options[:-1])
+    else:
+        grads = _fake_backward(q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks)
+        run_backward(call, inputs, ctx.options, out, lse, dout, dlse, grads)
+    result = [None] * (len(_INPUTS) + len(ctx.options))
+    result[0], result[1], result[2] = grads[:3]
+    result[_SINKS] = None if sinks is None else grads[3]
+    return tuple(result)
+
+
+@custom_op("attention", _fake_forward, setup=_setup, backward=_gradients)
+def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor], seqused_q: Optional[Tensor],
+             seqused_k: Optional[Tensor], leftpad_k: Optional[Tensor], cache_batch_idx: Optional[Tensor], block_table: Optional[Tensor],
+             alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], rng: Optional[Tensor], scale: float, softcap: float, dropout: float, left: int,
+             right: int, any_order: bool, max_q: int, max_k: int, want_lse: bool) -> Tuple[Tensor, Tensor]:
+    return _run_forward(Call(FORWARD), q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, cache_batch_idx, block_table, alibi_slopes,
+                        sinks, rng, scale, softcap, dropout, left, right, any_order, max_q, max_k, want_lse)
+
+
+_apply = differentiable("Attention", _run_forward, _setup, _gradients)
+
+
+def window(sizes, causal, n_keys):
+    """(left, right) as the operator takes them: sides of at least n_keys are unlimited, causal ends at the query itself."""
+    left, right = [-1 if side is None or side < 0 or side >= n_keys else int(side) for side in sizes]
+    return left, 0 if causal else right
+
+
+def new_rng(q):
+    """State of a call with dropout, (2) int64: seed and offset, drawn from torch's generator of q's device."""
+    return torch.empty(2, dtype=torch.int64, device=q.device).random_()
+
+
+def _last_is_dense(t):
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _cast(tensors):
+    dtype = autocast_dtype(tensors[0])
+    return tensors if dtype is None or tensors[0].dtype == dtype else [t.to(dtype) for t in tensors]
+
+
+def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, leftpad_k=None, cache_batch_idx=None, block_table=None,
+              alibi_slopes=None, sinks=None, rng=None, scale=None, softcap=0.0, dropout=0.0, window=(-1, -1), deterministic=True, max_q=0, max_k=0,
+              want_lse=False):
+    """-> out like q, log-sum-exp (B, H, Lq), packed (H, tokens), float32, or None where it is not wanted and no gradient needs it.
+
+    window (left, right) counts from the bottom right, -1 is unlimited, (-1, 0) is causal. seqused_k (B): of each sequence only the first so many keys;
+    leftpad_k (B), cache_batch_idx (B) and block_table (B, most pages) say where a cache has them. sinks (H): a logit more in each sum. rng: new_rng,
+    for dropout. scale None is 1 / sqrt(D). deterministic=False lets the gradient add in any order."""
+    q, k, v = [_last_is_dense(t) for t in _cast((q, k, v))]
+    if dropout > 0.0:
+        rng = (new_rng(q) if rng is None else rng).view(torch.int32)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, cache_batch_idx, block_table, alibi_slopes, sinks, rng if dropout > 0.0 else None)
+    differs = is_grad_enabled() and any([t is not None and t.requires_grad for t in (q, k, v, sinks)])
+    options = (0.0 if scale is None else float(scale), float(softcap), float(dropout), window[0], window[1], not deterministic, int(max_q), int(max_k),
+               bool(want_lse or differs))
+    if is_traced():
+        _check(tensors)
+        return _forward(*tensors, *options[:-1], True)
+    key = _signature(tensors, options)
+    call = FORWARD.known.get(key)
+    if call is None:
+        call, tensors = FORWARD.keep(_signature, options, _check(tensors))
+    return (_apply if differs else _run_forward)(call, *tensors, *options)
+
+
+# ---- rotary embedding -------------------------------------------------------------------------------------------------
+def _fake_rotary(x, cos, sin, offsets, cu_seqlens, flags):
+    return torch.empty_like(x)
+
+
+def _run_rotary(call, x, cos, sin, offsets, cu_seqlens, flags, out=None):
+    out = torch.empty_like(x) if out is None else out
+    tensors = (x, cos, sin, offsets, cu_seqlens, out)
+    if call.words is None:
+        b = _sequences(x, cu_seqlens)
+        call.pack(tensors, flags, B=b, L=x.shape[-3], H=x.shape[-2], D=x.shape[-1], R=cos.shape[1], T=cos.shape[0])
+    call.run(tensors)
+    return out
+
+
+def _setup_rotary(ctx, inputs, output):
+    _, cos, sin, offsets, cu_seqlens, ctx.flags = inputs
+    ctx.save_for_backward(cos, sin, offsets, cu_seqlens)
+
+
+def _rotary_gradients(ctx, dout):
+    inputs = (dout, *ctx.saved_tensors, ctx.flags ^ _INVERSE)
+    call = call_after(ctx, _ROTARY, dout.stride())
+    return (_rotary(*inputs) if call is None else _run_rotary(call, *inputs), None, None, None, None, None)
+
+
+@custom_op("rotary", _fake_rotary, setup=_setup_rotary, backward=_rotary_gradients)
+def _rotary(x: Tensor, cos: Tensor, sin: Tensor, offsets: Optional[Tensor], cu_seqlens: Optional[Tensor], flags: int) -> Tensor:
+    return _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags)
+
+
+_apply_rotary = differentiable("Rotary", _run_rotary, _setup_rotary, _rotary_gradients)
+
+
+class _RotaryInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, sin, offsets, cu_seqlens, flags):
+        _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags, x)
+        ctx.save_for_backward(cos, sin, offsets, cu_seqlens)
+        ctx.flags = flags
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, dout):
+        with torch.no_grad():
+            return _rotary(dout, *ctx.saved_tensors, ctx.flags ^ _INVERSE), None, None, None, None, None
+
+
+def _check_rotary(x, cos, sin, offsets, cu_seqlens):
+    good = x.dim() == (4 if cu_seqlens is None else 3) and cos.dim() == 2 and sin.shape == cos.shape and 2 * cos.shape[1] <= x.shape[-1]
+    good = good and all([t is None or (t.dim() == 1 and t.dtype == torch.int32) for t in (offsets, cu_seqlens)])
+    if not good or (offsets is not None and offsets.shape[0] != _sequences(x, cu_seqlens)):
+        raise RuntimeError("rotary: x must be (B, L, H, D), or (tokens, H, D) with cu_seqlens (sequences + 1) int32; cos and sin (positions, R), 2 R at most D; "
+                           "offsets (B) int32; got x %s, cos %s, sin %s" % (tuple(x.shape), tuple(cos.shape), tuple(sin.shape)))
+    return x, cos, sin, offsets, cu_seqlens
+
+
+def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=False, still=False, in_place=False):
+    """x (B, L, H, D) or packed (tokens, H, D), turned by position: its place in the sequence + offsets (int, or (B) int32). cos, sin (positions, R): the
+    first 2 R features are turned, as pairs (r, r + R), or (2r, 2r + 1) interleaved. still: every token at the offset itself."""
+    if isinstance(offsets, int):
+        if offsets:
+            cos, sin = cos[offsets:], sin[offsets:]
+        offsets = None
+    else:
+        offsets = offsets.to(torch.int32)
+    length = 1 if still else x.shape[1] if cu_seqlens is None else 0
+    if cos.dim() == 2 and cos.shape[0] < length and offsets is None:
+        raise RuntimeError("rotary: %d positions of cos and sin for %d tokens" % (cos.shape[0], length))
+    tensors = (x, cos, sin, offsets, cu_seqlens)
+    flags = (_INTERLEAVED if interleaved else 0) | (_INVERSE if inverse else 0) | (_STILL if still else 0)
+    if in_place:
+        _check_rotary(*tensors)
+        refuse_negative_bit("rotary", x)
+        if is_traced():
+            return x.copy_(_rotary(*tensors, flags))
+        return _RotaryInPlace.apply(*tensors, flags) if x.requires_grad and is_grad_enabled() else _run_rotary(Call(_ROTARY), *tensors, flags, x)
+    if is_traced():
+        return _rotary(*_check_rotary(*tensors), flags)
+    key = _rotary_signature(tensors, (flags,))
+    call = _ROTARY.known.get(key)
+    if call is None:
+        call, tensors = _ROTARY.keep(_rotary_signature, (flags,), _check_rotary(*tensors))
+    return (_apply_rotary if call.has_gradients and is_grad_enabled() else _run_rotary)(call, *tensors, flags)
+
+
+# ---- cache ------------------------------------------------------------------------------------------------------------
+@custom_op("attention_append", lambda k, *_: torch.empty(k.shape[0], dtype=torch.int32, device=k.device), mutates=("k_cache", "v_cache"))
+def append(k: Tensor, v: Tensor, cos: Optional[Tensor], sin: Optional[Tensor], cache_seqlens: Optional[Tensor], cache_batch_idx: Optional[Tensor],
+           block_table: Optional[Tensor], k_cache: Tensor, v_cache: Tensor, interleaved: bool) -> Tensor:
+    """Writes k and v (B, L, Hk, D) behind the cache_seqlens (B) tokens that are there, keys turned by position -> their new counts."""
+    used = torch.empty(k.shape[0], dtype=torch.int32, device=k.device)
+    tensors = (k, v, cos, sin, cache_seqlens, cache_batch_idx, block_table, k_cache, v_cache, used)
+    rows, turns = (0, 0) if cos is None else (cos.shape[0], cos.shape[1])
+    _APPEND.run(tensors, _INTERLEAVED if interleaved else 0, B=k.shape[0], L=k.shape[1], Hk=k.shape[2], D=k.shape[3], Dv=v.shape[3], R=turns, T=rows,
+                Bk=k_cache.shape[0], Lk=k_cache.shape[1], n_pages=0 if block_table is None else block_table.shape[1])
+    return used
+
+
+def attention_with_cache(q, k_cache, v_cache, k=None, v=None, cos=None, sin=None, cache_seqlens=None, cache_batch_idx=None, leftpad=None, block_table=None,
+                         scale=None, causal=False, sizes=(-1, -1), softcap=0.0, interleaved=True, alibi_slopes=None, sinks=None, want_lse=False):
+    """Queries (B, L, H, D) over a cache, which new keys and values (B, new, Hk, D) are written into first -> out, log-sum-exp."""
+    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+        raise RuntimeError("attention: the last dimension of k_cache and v_cache must be contiguous")
+    if (k is None) != (v is None) or (cos is None) != (sin is None) or (cos is not None and k is None):
+        raise RuntimeError("attention: k and v come together, rotary_cos and rotary_sin too, and only with k and v")
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    table, rows, leftpad, used = [t if t is None else t.to(torch.int32) for t in (block_table, cache_batch_idx, leftpad, cache_seqlens)]
+    left, right = window(sizes, causal, k_cache.shape[1] * (1 if table is None else table.shape[1]))
+    if k is not None:
+        if used is None:
+            raise RuntimeError("attention: new keys need cache_seqlens: where they go")
+        if cos is not None:
+            q = rotary(q, cos, sin, used, interleaved=interleaved, still=(left, right) == (-1, -1))
+        used = append(k, v, cos, sin, used, rows, table, k_cache, v_cache, bool(interleaved))
+    return attention(q, k_cache, v_cache, seqused_k=used, leftpad_k=leftpad, cache_batch_idx=rows, block_table=table, alibi_slopes=alibi_slopes, sinks=sinks,
+                     scale=scale, softcap=softcap, window=(left, right), want_lse=want_lse)
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """torch.nn.functional's, for (B, H, L, D) without a mask tensor: causal from the top left, as there."""
+    if attn_mask is not None or query.dim() != 4:
+        raise RuntimeError("krait: scaled_dot_product_attention takes (B, H, L, D) and no attn_mask; torch.nn.functional's own takes masks")
+    if not enable_gqa and key.shape[1] != query.shape[1]:
+        raise RuntimeError("krait: %d heads of queries, %d of keys: pass enable_gqa=True" % (query.shape[1], key.shape[1]))
+    q, k, v = [t.transpose(1, 2) for t in (query, key, value)]
+    sizes = (-1, -1)
+    if is_causal:
+        k, v = k[:, :q.shape[1]], v[:, :q.shape[1]]
+        sizes = (-1, q.shape[1] - k.shape[1])
+    return attention(q, k, v, scale=scale, dropout=dropout_p, window=sizes)[0].transpose(1, 2)

@@ -1,0 +1,40 @@
+/* pesq_parts.h: what the parts of PESQ share: geometry, the pair of signals, utterances and their delays. */
+#ifndef KR_PESQ_PARTS_H
+#define KR_PESQ_PARTS_H
+
+#include <stdint.h>
+
+enum {
+  KR_PESQ_HZ = 16000,
+  KR_PESQ_STEP = 64,                     /* samples: delays are first looked for in steps of 4 ms */
+  KR_PESQ_MARGIN_STEPS = 75,             /* silence on both sides, in which a shifted signal finds room */
+  KR_PESQ_MARGIN = KR_PESQ_MARGIN_STEPS * KR_PESQ_STEP,
+  KR_PESQ_TAIL = 320 * KR_PESQ_HZ / 1000, /* more silence behind the second margin */
+  KR_PESQ_MOST_UTTERANCES = 50,
+};
+
+typedef struct kr_pesq_signal {
+  float *samples;       /* margin, signal, margin, tail */
+  float *aligned_by;    /* the same through the band-pass by which delays are found */
+  float *level, *logs;  /* per step: power of speech, 0 in pauses; logarithm of its ratio to the threshold */
+} kr_pesq_signal;
+
+typedef struct kr_pesq_utterance {
+  int64_t start, end;           /* steps */
+  int64_t crude_delay, delay;   /* samples by which the other signal is late */
+  double confidence;
+} kr_pesq_utterance;
+
+typedef struct kr_pesq_pair {
+  int64_t n;                    /* samples with both margins, without the tail */
+  kr_pesq_signal clean, other;
+  kr_pesq_utterance utterances[KR_PESQ_MOST_UTTERANCES];
+  int n_utterances;
+} kr_pesq_pair;
+
+/* Fills level and logs of both signals, and the utterances. KRAIT_ERR_UNSUPPORTED: there is no speech. */
+int32_t kr_pesq_align(kr_pesq_pair *pair);
+/* The raw score, 4.5 at best, of an aligned pair. */
+int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score);
+
+#endif

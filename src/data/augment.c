@@ -1,0 +1,76 @@
+/* augment.c: gain, speed, band and clipping (augment.h). */
+#include "augment.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "convolve.h"
+#include "mix.h"
+#include "resample.h"
+#include "status.h"
+
+enum { HZ = 16000 };
+
+void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db) {
+  enum { KNOT = HZ / 2 };
+  double from = kr_random_between(random, -most_db, most_db);
+  for (int64_t at = 0; at < n; at += KNOT) {
+    const double to = kr_random_between(random, -most_db, most_db);
+    for (int64_t i = at; i < n && i < at + KNOT; i++) {
+      const double share = (double)(i - at) / KNOT, smooth = share * share * (3 - 2 * share);
+      x[i] *= (float)pow(10, (from + (to - from) * smooth) / 20);
+    }
+    from = to;
+  }
+}
+
+typedef struct room {
+  float *to;
+  int64_t left;
+} room;
+
+static int32_t take(void *user, const float *samples, int64_t n) {
+  room *r = user;
+  const int64_t used = n < r->left ? n : r->left;
+  memcpy(r->to, samples, (size_t)used * sizeof *samples);
+  r->to += used;
+  r->left -= used;
+  return KRAIT_OK;
+}
+
+int32_t kr_augment_speed(const float *x, int64_t n_in, double speed, float *out, int64_t n_out) {
+  room r = {out, n_out};
+  kr_resampler *resampler = NULL;
+  memset(out, 0, (size_t)n_out * sizeof *out);
+  const int32_t in_hz = (int32_t)lround(HZ * speed / 100) * 100; /* whole hundreds: short filters */
+  KR_TRY(kr_resampler_open(in_hz, HZ, (kr_sink){take, &r}, &resampler));
+  int32_t status = kr_resampler_push(resampler, x, n_in);
+  if (status == KRAIT_OK) status = kr_resampler_finish(resampler, kr_resampled_length(n_in, in_hz, HZ));
+  kr_resampler_close(&resampler);
+  return status;
+}
+
+typedef struct edge {
+  double hz, bin_hz;
+} edge;
+
+/* 60 dB down within a tenth above the edge. */
+static double edge_gain(const void *user, int64_t bin) {
+  const edge *e = user;
+  const double hz = (double)bin * e->bin_hz, above = (hz - e->hz) / (0.1 * e->hz);
+  return above <= 0 ? 1 : above >= 1 ? 0 : 0.5 + 0.5 * cos(3.141592653589793 * above);
+}
+
+int32_t kr_augment_band(float *x, int64_t n, double hz) {
+  kr_convolver *convolver = NULL;
+  KR_TRY(kr_convolver_open(kr_power_of_two(n + 1024), &convolver));
+  const edge e = {hz, (double)HZ / (double)kr_convolver_size(convolver)};
+  memcpy(x, kr_convolver_filter(convolver, x, n, edge_gain, &e), (size_t)n * sizeof *x);
+  kr_convolver_close(&convolver);
+  return KRAIT_OK;
+}
+
+void kr_augment_clip(float *x, int64_t n, double share) {
+  const float most = (float)(kr_peak(x, n) * share);
+  for (int64_t i = 0; i < n; i++) x[i] = fminf(fmaxf(x[i], -most), most);
+}

@@ -1,0 +1,126 @@
+/* members.c: the members of a wheel that may hold code, the largest first and several at a time: each thread has its own handle of the archive and its own
+ * lists; what was found is put together in the archive's order, so that a report does not depend on who was faster. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "doc.h"
+#include "pool.h"
+#include "zip_file.h"
+
+enum { MAX_THREADS = 2, WORTH_BYTES = 32 << 20 }; /* two: one large member takes as long as all others together, and memory is theirs twice */
+
+typedef struct member {
+  const char *name;
+  int64_t index;
+  uint64_t bytes;
+  kr_list files, findings, compilers, unreadable, notes; /* what was found in it */
+  int is_done;
+  const char *why; /* it could not be opened */
+} member;
+
+typedef struct crew {
+  doc *d;
+  const char *path;
+  doc_member_fn fn;
+  void *user;
+  member **order;
+  kr_zip *zips[MAX_THREADS];
+  kr_arena *arenas[MAX_THREADS];
+} crew;
+
+static doc begin_part(const doc *d, kr_arena *arena) {
+  doc part = *d;
+  part.arena = arena;
+  part.files = KR_LIST(doc_file), part.findings = KR_LIST(doc_finding), part.compilers = KR_LIST(doc_compiler), part.unreadable = KR_LIST(const char *);
+  part.notes = KR_LIST(const char *);
+  part.said = (kr_names){0};
+  return part;
+}
+
+static void keep_part(member *m, const doc *part) { m->files = part->files, m->findings = part->findings, m->compilers = part->compilers, m->unreadable = part->unreadable, m->notes = part->notes; }
+
+/* Of one thread. A handle that cannot be opened is the same failure for each of its members. */
+static void run_members(void *user, int64_t begin, int64_t end, int worker) {
+  crew *c = user;
+  for (int64_t i = begin; i < end; i++) {
+    member *m = c->order[i];
+    kr_arena *arena = c->arenas[worker];
+    kr_source *source;
+    if (!arena) continue;
+    doc part = begin_part(c->d, arena);
+    m->is_done = 1;
+    if ((!c->zips[worker] && kr_zip_open(c->path, &c->zips[worker]) < 0) || kr_zip_source_open(c->zips[worker], m->index, &source) < 0) {
+      m->why = kr_arena_print(arena, "%s", krait_error_detail());
+      continue;
+    }
+    c->fn(&part, source, m->name, c->user);
+    kr_zip_source_close(&source);
+    keep_part(m, &part);
+  }
+}
+
+static int compare_sizes(const void *a, const void *b) {
+  const member *x = *(member *const *)a, *y = *(member *const *)b;
+  return x->bytes != y->bytes ? x->bytes < y->bytes ? 1 : -1 : x->index < y->index ? -1 : 1;
+}
+
+/* Adds what one member gave to the report. */
+static void take_part(doc *d, const char *path, const member *m) {
+  if (m->why) {
+    const char *keys[] = {"why", m->why, NULL};
+    doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
+  }
+  const size_t base = d->findings.n;
+  for (size_t i = 0; i < m->findings.n; i++) *(doc_finding *)kr_list_push(d->arena, &d->findings) = *KR_AT(m->findings, doc_finding, i);
+  for (size_t i = 0; i < m->files.n; i++) {
+    doc_file *file = kr_list_push(d->arena, &d->files);
+    *file = *KR_AT(m->files, doc_file, i);
+    if (file->damage) file->damage += base;
+  }
+  for (size_t i = 0; i < m->compilers.n; i++) *(doc_compiler *)kr_list_push(d->arena, &d->compilers) = *KR_AT(m->compilers, doc_compiler, i);
+  for (size_t i = 0; i < m->notes.n; i++) doc_add_text(d, &d->notes, DOC_TEXT(m->notes, i));
+  for (size_t i = 0; i < m->unreadable.n; i++) doc_add_text(d, &d->unreadable, DOC_TEXT(m->unreadable, i));
+}
+
+static int is_wanted(const kr_zip_member *m) {
+  const char *slash = strrchr(m->name, '/');
+  return !m->is_folder && (doc_is_library_name(m->name) || (slash && strcmp(slash, "/ptxas") == 0));
+}
+
+/* Those that are wanted; one that must not be trusted is a finding. */
+static kr_list choose(doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
+  kr_list list = KR_LIST(member);
+  kr_zip_member found;
+  for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {
+    if (kr_zip_member_at(zip, i, &found) < 0) {
+      const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
+      doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
+    } else if (is_wanted(&found)) {
+      *(member *)kr_list_push(d->arena, &list) = (member){.name = kr_arena_copy(d->arena, found.name, strlen(found.name)), .index = i, .bytes = found.bytes};
+      *bytes += found.bytes;
+    }
+  }
+  return list;
+}
+
+void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, void *user) {
+  uint64_t bytes = 0;
+  kr_list list = choose(d, path, zip, &bytes);
+  crew c = {.d = d, .path = path, .fn = fn, .user = user, .zips = {zip}, .order = kr_arena_alloc(d->arena, (list.n + 1) * sizeof *c.order)};
+  const int cores = kr_usable_cores(), n_threads = bytes < WORTH_BYTES || list.n < 2 ? 1 : cores < MAX_THREADS ? cores : MAX_THREADS;
+  kr_pool *pool = n_threads > 1 ? kr_pool_open(n_threads) : NULL;
+  if (!c.order || kr_arena_failed(d->arena)) list.n = 0;
+  for (size_t i = 0; i < list.n; i++) c.order[i] = KR_AT(list, member, i);
+  if (list.n) qsort(c.order, list.n, sizeof *c.order, compare_sizes);
+  for (int i = 0; i < n_threads; i++) c.arenas[i] = kr_arena_open();
+  kr_pool_run(pool, (int64_t)list.n, 1, run_members, &c);
+  kr_pool_close(&pool);
+  for (size_t i = 0; i < list.n; i++) {
+    if (KR_AT(list, member, i)->is_done) take_part(d, path, KR_AT(list, member, i));
+    else kr_arena_fail(d->arena);
+  }
+  for (int i = 0; i < n_threads; i++) {
+    kr_arena_join(d->arena, &c.arenas[i]);
+    if (i) kr_zip_close(&c.zips[i]);
+  }
+}

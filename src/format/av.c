@@ -1,0 +1,61 @@
+/* av.c: the functions found by name; and what the library would print, heard by the thread that decodes. */
+#include "av.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "status.h"
+
+int kr_av_load(kr_av *av) {
+  static const char *const names[] = {"libavfilter.so.11", "libavfilter.so.10", "libavfilter.so.9", "libavfilter.so.8", "libavfilter.so.7"};
+  const char *why;
+  for (size_t i = 0; i < sizeof names / sizeof *names && !av->lib; i++) av->lib = kr_dlib_open(names[i], &why);
+  if (!av->lib) return 0;
+  int is_whole = 1;
+  void *symbol;
+#define KR_AV(result, name, arguments)            \
+  symbol = kr_dlib_find(av->lib, #name);          \
+  memcpy(&av->name, &symbol, sizeof symbol);      \
+  is_whole &= symbol != NULL;
+#include "avfilter.def"
+#undef KR_AV
+  return is_whole;
+}
+
+/* ---- what goes wrong inside ---- */
+/* amovie takes a damaged end for the end; only its log tells. Messages of other threads of the host go where they went. */
+static _Thread_local char *damage; /* 200 bytes of the thread that decodes, else NULL */
+static void (*_Atomic log_of_host)(void *, int, const char *, va_list);
+static atomic_int n_listening;
+enum { AV_ERROR = 16 };
+
+static void listen_log(void *from, int level, const char *format, va_list list) {
+  if (!damage) {
+    void (*host)(void *, int, const char *, va_list) = atomic_load(&log_of_host);
+    if (host) host(from, level, format, list);
+  } else if (level <= AV_ERROR && !*damage) {
+    vsnprintf(damage, KR_AV_TEXT_BYTES, format, list);
+    damage[strcspn(damage, "\n")] = 0;
+  }
+}
+
+void kr_av_listen(const kr_av *av, char *text) {
+  damage = text;
+  atomic_store(&log_of_host, av->av_log_default_callback);
+  atomic_fetch_add(&n_listening, 1);
+  av->av_log_set_callback(listen_log);
+}
+
+void kr_av_listen_no_more(const kr_av *av) {
+  damage = NULL;
+  if (atomic_fetch_sub(&n_listening, 1) == 1) av->av_log_set_callback(av->av_log_default_callback);
+}
+
+int32_t kr_av_fail(const kr_av *av, const char *name, const char *what, int error, const char *text) {
+  char words[KR_AV_TEXT_BYTES] = "";
+  if (error == -ENOMEM) return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  if (!*text) av->av_strerror(error, words, sizeof words);
+  return kr_fail(KRAIT_ERR_FILE_READ, "%s has no %s that can be read (FFmpeg: %s)", name, what, *text ? text : words);
+}

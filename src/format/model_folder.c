@@ -1,0 +1,172 @@
+/* model_folder.c: an index names a file for each tensor; the files are its values, each once. */
+#include "model_folder.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "alloc.h"
+#include "mapfile.h"
+#include "status.h"
+#include "yaml_tree.h"
+
+enum { MOST_FILES = 1024 };
+
+struct kr_model_folder {
+  char *path;
+  json_t *config;
+  kr_weights **files;
+  char **names;
+  int n_files;
+};
+
+static char *join(const char *folder, size_t n_folder, const char *name) {
+  const size_t n = n_folder + strlen(name) + 2;
+  char *path = kr_alloc(n);
+  if (path) snprintf(path, n, "%.*s%s%s", (int)n_folder, folder, n_folder && folder[n_folder - 1] != '/' ? "/" : "", name);
+  return path;
+}
+
+static int is_folder(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static int is_there(const char *path) {
+  struct stat info;
+  return path && stat(path, &info) == 0;
+}
+
+/* Beside a file, or in a folder. */
+static char *beside(const char *path, const char *name) {
+  const char *slash = strrchr(path, '/');
+  return is_folder(path) ? join(path, strlen(path), name) : join(path, slash ? (size_t)(slash - path) + 1 : 0, name);
+}
+
+char *kr_model_folder_file(const char *path, const char *name) {
+  char *file = beside(path, name);
+  if (is_there(file)) return file;
+  kr_free(file);
+  return NULL;
+}
+
+int32_t kr_json_file_read(const char *path, json_t **tree) {
+  kr_mapfile file;
+  *tree = NULL;
+  KR_TRY(kr_mapfile_open(path, &file));
+  int32_t status = kr_yaml_read((const char *)file.bytes, file.n_bytes, path, tree);
+  if (status >= 0 && !json_is_object(*tree)) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: not a JSON object", path);
+  if (status < 0) json_decref(*tree), *tree = NULL;
+  kr_mapfile_close(&file);
+  return status;
+}
+
+/* An index may be larger than a configuration is. */
+static int32_t read_index(const char *path, json_t **tree) {
+  kr_mapfile file;
+  json_error_t error;
+  KR_TRY(kr_mapfile_open(path, &file));
+  *tree = json_loadb((const char *)file.bytes, file.n_bytes, JSON_REJECT_DUPLICATES, &error);
+  kr_mapfile_close(&file);
+  KR_CHECK(*tree, KRAIT_ERR_FILE_FORMAT, "%s: line %d: %s", path, error.line, error.text);
+  KR_CHECK(json_is_object(json_object_get(*tree, "weight_map")), KRAIT_ERR_FILE_FORMAT, "%s: it has no weight_map", path);
+  return KRAIT_OK;
+}
+
+static int32_t add_file(kr_model_folder *f, const char *path, const char *name) {
+  KR_CHECK(f->n_files < MOST_FILES, KRAIT_ERR_FILE_FORMAT, "%s: more than %d files of weights", f->path, MOST_FILES);
+  char *copy = kr_strdup(name);
+  KR_CHECK(path && copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", f->path);
+  f->names[f->n_files] = copy;
+  return kr_weights_open(path, &f->files[f->n_files++]);
+}
+
+static int find_file(const kr_model_folder *f, const char *name) {
+  int i = 0;
+  while (i < f->n_files && strcmp(f->names[i], name) != 0) i++;
+  return i;
+}
+
+static int32_t add_shard(kr_model_folder *f, const char *index, const char *name) {
+  KR_CHECK(name && *name && !strchr(name, '/') && *name != '.', KRAIT_ERR_UNSAFE, "%s: it names the file '%.100s', which is not in its folder", index, name ? name : "");
+  if (find_file(f, name) < f->n_files) return KRAIT_OK;
+  char *path = beside(f->path, name);
+  int32_t status = is_there(path) ? add_file(f, path, name) : kr_fail(KRAIT_ERR_FILE_OPEN, "%s: it names %s, which is missing; download the whole model again", index, name);
+  kr_free(path);
+  return status;
+}
+
+static int32_t open_shards(kr_model_folder *f, const char *index) {
+  json_t *tree = NULL, *file;
+  const char *tensor;
+  int32_t status = read_index(index, &tree);
+  json_t *map = json_object_get(tree, "weight_map");
+  if (status >= 0) json_object_foreach(map, tensor, file) {
+    const char *name = json_string_value(file);
+    if (status >= 0) status = add_shard(f, index, name);
+    if (status >= 0 && !kr_weights_find(f->files[find_file(f, name)], tensor)) status = kr_fail(KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not in %s", index, tensor, name);
+  }
+  json_decref(tree);
+  return status;
+}
+
+static int32_t open_weights(kr_model_folder *f) {
+  static const struct {
+    const char *name;
+    int is_index;
+  } forms[] = {{"model.safetensors.index.json", 1}, {"model.safetensors", 0}, {"pytorch_model.bin.index.json", 1}, {"pytorch_model.bin", 0}};
+  if (!is_folder(f->path)) return add_file(f, f->path, f->path);
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    char *path = kr_model_folder_file(f->path, forms[i].name);
+    if (!path) continue;
+    const int32_t status = forms[i].is_index ? open_shards(f, path) : add_file(f, path, forms[i].name);
+    kr_free(path);
+    return status;
+  }
+  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s holds no model.safetensors and no pytorch_model.bin", f->path);
+}
+
+static int32_t open_parts(kr_model_folder *f, const char *path) {
+  f->path = kr_strdup(path);
+  f->files = kr_alloc_array(MOST_FILES, sizeof *f->files);
+  f->names = kr_alloc_array(MOST_FILES, sizeof *f->names);
+  KR_CHECK(f->path && f->files && f->names, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", path);
+  KR_CHECK(is_there(path), KRAIT_ERR_FILE_OPEN, "cannot open %s: there is no such folder or file", path);
+  char *config = kr_model_folder_file(path, "config.json");
+  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json %s it", path, is_folder(path) ? "in" : "beside");
+  const int32_t status = kr_json_file_read(config, &f->config);
+  kr_free(config);
+  return status < 0 ? status : open_weights(f);
+}
+
+int32_t kr_model_folder_open(const char *path, kr_model_folder **out) {
+  kr_model_folder *f = *out = kr_zalloc(sizeof *f);
+  KR_CHECK(f, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  const int32_t status = open_parts(f, path);
+  if (status < 0) kr_model_folder_close(out);
+  return status;
+}
+
+void kr_model_folder_close(kr_model_folder **folder) {
+  kr_model_folder *f = *folder;
+  if (!f) return;
+  for (int i = 0; i < f->n_files; i++) {
+    kr_weights_close(&f->files[i]);
+    kr_free(f->names[i]);
+  }
+  json_decref(f->config);
+  kr_free(f->files);
+  kr_free(f->names);
+  kr_free(f->path);
+  kr_free(f);
+  *folder = NULL;
+}
+
+const json_t *kr_model_folder_config(const kr_model_folder *f) { return f->config; }
+const char *kr_model_folder_label(const kr_model_folder *f) { return f->path; }
+
+const kr_weight *kr_model_folder_find(const kr_model_folder *f, const char *name) {
+  const kr_weight *found = NULL;
+  for (int i = 0; i < f->n_files && !found; i++) found = kr_weights_find(f->files[i], name);
+  return found;
+}

@@ -1,0 +1,26 @@
+/* model_folder.h: a language model as it is published: a folder of config.json and weights in one file or several, or one weights file with a
+ * config.json beside it. Immutable after open. */
+#ifndef KR_MODEL_FOLDER_H
+#define KR_MODEL_FOLDER_H
+
+#include <jansson.h>
+
+#include "weights.h"
+
+typedef struct kr_model_folder kr_model_folder;
+
+/* Takes, in this order: model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin; or the file that path is. Tensors
+ * stay as they are stored; an index must agree with its files. */
+int32_t kr_model_folder_open(const char *path, kr_model_folder **folder);
+void kr_model_folder_close(kr_model_folder **folder);
+
+const json_t *kr_model_folder_config(const kr_model_folder *folder); /* an object */
+const char *kr_model_folder_label(const kr_model_folder *folder);    /* path, for messages */
+/* Of any of the files; NULL if there is none. */
+const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char *name);
+/* The file's path if it is there, to be freed with kr_free; else NULL. */
+char *kr_model_folder_file(const char *path, const char *name);
+/* JSON (or what Python writes instead: bare Infinity) of a file of the folder. */
+int32_t kr_json_file_read(const char *path, json_t **tree);
+
+#endif

@@ -1,0 +1,395 @@
+/* language.c: sessions of a language model: a slot of its states, the logits behind the last token, and what of the text is not shown yet. A token that was
+ * drawn is read by the model only with the next step: the last one of a text need not be. */
+#include <krait/language.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "mamba_lm/mamba_lm.h"
+#include "safetensors.h"
+#include "sampler.h"
+#include "sized.h"
+#include "status.h"
+#include "tokenizer.h"
+#include "utf8.h"
+
+enum { MOST_SESSIONS = 1024, NO_TOKEN = -1 };
+
+struct krait_lm {
+  kr_model_folder *folder;
+  kr_tokenizer *tokenizer;
+  kr_mlm *model;
+  int32_t n_sessions;
+  uint8_t *taken;      /* by slot */
+  int64_t n_tokens;    /* that may be drawn */
+  float *logits;       /* (n_sessions, V), while a step runs */
+  char fingerprint[96]; /* of the weights, for files of states */
+};
+
+struct krait_lm_session {
+  krait_lm *lm;
+  int32_t slot, pending; /* drawn, not read yet; NO_TOKEN */
+  float *logits;         /* behind all that was read */
+  kr_sampler sampler;
+  kr_ids ids;            /* read and drawn */
+  kr_utf8_stream stream;
+  char *text;
+  size_t n_text, text_room;
+  int is_done;
+};
+
+/* ---- models ---- */
+
+/* FNV-1a of a few small tensors, and the sizes: enough to tell models apart that somebody mixes up. */
+static void make_fingerprint(krait_lm *lm) {
+  static const char *const names[] = {"backbone.norm_f.weight", "backbone.layers.0.norm.weight", "backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.conv1d.bias"};
+  const kr_mlm_config *c = kr_mlm_config_of(lm->model);
+  uint64_t hash = 14695981039346656037u;
+  for (int i = 0; i < 4; i++) {
+    const kr_weight *item = kr_model_folder_find(lm->folder, names[i]);
+    for (uint64_t k = 0; item && k < item->bytes; k++) hash = (hash ^ ((const uint8_t *)item->data)[k]) * 1099511628211u;
+  }
+  snprintf(lm->fingerprint, sizeof lm->fingerprint, "mamba_lm %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers, (long long)c->V, (long long)c->Di, (long long)c->N,
+           (unsigned long long)hash);
+}
+
+static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenizer) {
+  if (o->tokenizer_path) return kr_tokenizer_open(o->tokenizer_path, tokenizer);
+  char *path = kr_model_folder_file(o->path, "tokenizer.json");
+  KR_CHECK(path, KRAIT_ERR_FILE_OPEN, "%s has no tokenizer.json; name one with --tokenizer (the original Mamba models have that of EleutherAI/gpt-neox-20b)", o->path);
+  const int32_t status = kr_tokenizer_open(path, tokenizer);
+  kr_free(path);
+  return status;
+}
+
+static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
+  KR_TRY(kr_model_folder_open(o->path, &lm->folder));
+  KR_TRY(open_tokenizer(o, &lm->tokenizer));
+  KR_TRY(kr_mlm_open(ctx, lm->folder, lm->n_sessions, &lm->model));
+  const int64_t V = kr_mlm_config_of(lm->model)->V, n = kr_tokenizer_size(lm->tokenizer);
+  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together", o->path, (long long)n, (long long)V);
+  lm->n_tokens = n;
+  lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
+  lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
+  KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
+  make_fingerprint(lm);
+  return KRAIT_OK;
+}
+
+int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait_lm **out) {
+  krait_lm_options o;
+  KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and lm must not be NULL");
+  *out = NULL;
+  KR_TRY(kr_struct_take("krait_lm_options", given, sizeof o, &o, sizeof o));
+  KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must not be NULL");
+  KR_CHECK(o.n_sessions >= 0 && o.n_sessions <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
+  krait_lm *lm = *out = kr_zalloc(sizeof *lm);
+  KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
+  const int32_t status = open_parts(ctx, &o, lm);
+  if (status < 0) krait_lm_close(out);
+  return status;
+}
+
+void krait_lm_close(krait_lm **handle) {
+  krait_lm *lm = handle ? *handle : NULL;
+  if (!lm) return;
+  *handle = NULL;
+  kr_mlm_close(&lm->model);
+  kr_tokenizer_close(&lm->tokenizer);
+  kr_model_folder_close(&lm->folder);
+  kr_free(lm->taken);
+  kr_free(lm->logits);
+  kr_free(lm);
+}
+
+uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_mlm_bytes(lm->model) : 0; }
+
+/* ---- sessions ---- */
+
+static int64_t vocabulary(const krait_lm *lm) { return kr_mlm_config_of(lm->model)->V; }
+
+static int32_t begin(krait_lm_session *s) {
+  s->ids.n = 0;
+  s->pending = NO_TOKEN;
+  s->n_text = 0;
+  s->is_done = 0;
+  s->stream = (kr_utf8_stream){0};
+  memset(s->sampler.seen, 0, (size_t)s->sampler.n);
+  return kr_mlm_reset(s->lm->model, s->slot);
+}
+
+static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
+  s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
+  KR_CHECK(s->logits, KRAIT_ERR_NO_MEMORY, "no memory for a session");
+  KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->n_tokens));
+  return begin(s);
+}
+
+int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *given, krait_lm_session **out) {
+  krait_lm_sampling sampling = {.size = sizeof sampling};
+  KR_CHECK(lm && out, KRAIT_ERR_ARGUMENT, "lm and session must not be NULL");
+  *out = NULL;
+  if (given) KR_TRY(kr_struct_take("krait_lm_sampling", given, sizeof sampling, &sampling, sizeof sampling));
+  int32_t slot = 0;
+  while (slot < lm->n_sessions && lm->taken[slot]) slot++;
+  KR_CHECK(slot < lm->n_sessions, KRAIT_ERR_ARGUMENT, "the model was opened for %d sessions, and all are open", lm->n_sessions);
+  krait_lm_session *s = *out = kr_zalloc(sizeof *s);
+  KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
+  s->lm = lm, s->slot = slot;
+  lm->taken[slot] = 1;
+  const int32_t status = make_session(s, &sampling);
+  if (status < 0) krait_lm_session_close(out);
+  return status;
+}
+
+void krait_lm_session_close(krait_lm_session **handle) {
+  krait_lm_session *s = handle ? *handle : NULL;
+  if (!s) return;
+  *handle = NULL;
+  s->lm->taken[s->slot] = 0;
+  kr_sampler_close(&s->sampler);
+  kr_ids_free(&s->ids);
+  kr_free(s->logits);
+  kr_free(s->text);
+  kr_free(s);
+}
+
+/* ---- reading ---- */
+
+static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
+  if (!(flags & KRAIT_LM_CHAT)) return kr_tokenizer_encode(lm->tokenizer, text, n, flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0, ids);
+  char *content = kr_alloc(n + 1);
+  KR_CHECK(content, KRAIT_ERR_NO_MEMORY, "no memory for a message");
+  if (n) memcpy(content, text, n);
+  content[n] = 0;
+  const int32_t status = kr_chat_encode(lm->tokenizer, &(kr_message){"user", content}, 1, ids);
+  kr_free(content);
+  return status;
+}
+
+/* Tokens behind what was read, the pending one first. */
+static int32_t read_ids(krait_lm_session *s, int64_t from) {
+  if (s->pending != NO_TOKEN) from--;
+  s->pending = NO_TOKEN;
+  const int64_t n = s->ids.n - from;
+  for (int64_t i = from; i < s->ids.n; i++) kr_sampler_see(&s->sampler, s->ids.at[i]);
+  return n > 0 ? kr_mlm_read(s->lm->model, s->slot, s->ids.at + from, n, 0, s->logits) : KRAIT_OK;
+}
+
+int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
+  KR_CHECK(s && (text || !n_bytes), KRAIT_ERR_ARGUMENT, "session and text must not be NULL");
+  KR_CHECK(!(flags & ~(KRAIT_LM_CHAT | KRAIT_LM_PLAIN)), KRAIT_ERR_ARGUMENT, "unknown flags 0x%x", flags);
+  const int64_t before = s->ids.n;
+  int32_t status = encode(s->lm, text ? text : "", n_bytes, flags, &s->ids);
+  if (status >= 0 && s->ids.n == 0) status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs a token to go on from");
+  if (status >= 0) status = read_ids(s, before);
+  else s->ids.n = before;
+  s->is_done = 0;
+  return status;
+}
+
+/* ---- steps ---- */
+
+static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
+  KR_CHECK(sessions && n >= 1 && n <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "a step of %d sessions; it takes 1 to %d", n, MOST_SESSIONS);
+  for (int32_t i = 0; i < n; i++) {
+    KR_CHECK(sessions[i] && sessions[i]->lm == sessions[0]->lm, KRAIT_ERR_ARGUMENT, "session %d of a step is NULL or of another model", i);
+    KR_CHECK(sessions[i]->ids.n, KRAIT_ERR_ARGUMENT, "session %d of a step has read nothing yet", i);
+    for (int32_t k = 0; k < i; k++) KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is there twice", i);
+  }
+  return KRAIT_OK;
+}
+
+/* The model reads what was drawn: one run for all sessions that have a pending token. */
+static int32_t read_pending(krait_lm_session *const *sessions, int32_t n) {
+  krait_lm *lm = sessions[0]->lm;
+  int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], n_pending = 0;
+  for (int32_t i = 0; i < n; i++)
+    if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
+  if (!n_pending) return KRAIT_OK;
+  KR_TRY(kr_mlm_step(lm->model, n_pending, slots, ids, lm->logits));
+  for (int32_t i = 0, k = 0; i < n; i++) {
+    if (sessions[i]->pending == NO_TOKEN) continue;
+    memcpy(sessions[i]->logits, lm->logits + k++ * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
+    sessions[i]->pending = NO_TOKEN;
+  }
+  return KRAIT_OK;
+}
+
+static int is_end(const krait_lm *lm, int32_t id) {
+  const kr_mlm_config *c = kr_mlm_config_of(lm->model);
+  for (int i = 0; i < c->n_eos; i++)
+    if (c->eos[i] == id) return 1;
+  return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") || id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
+}
+
+static int32_t show_token(krait_lm_session *s, int32_t id) {
+  size_t n;
+  const char *bytes = kr_tokenizer_bytes(s->lm->tokenizer, id, &n);
+  const size_t room = 3 * (n + 4) + 1;
+  if (room > s->text_room) {
+    kr_free(s->text);
+    s->text = kr_alloc(room);
+    s->text_room = s->text ? room : 0;
+    KR_CHECK(s->text, KRAIT_ERR_NO_MEMORY, "no memory for a token's text");
+  }
+  s->n_text = kr_tokenizer_is_special(s->lm->tokenizer, id) ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
+  s->text[s->n_text] = 0;
+  return KRAIT_OK;
+}
+
+int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n) {
+  KR_TRY(check_sessions(sessions, n));
+  KR_TRY(read_pending(sessions, n));
+  for (int32_t i = 0; i < n; i++) {
+    krait_lm_session *s = sessions[i];
+    const int32_t id = kr_sampler_draw(&s->sampler, s->logits);
+    KR_TRY(kr_ids_add(&s->ids, id));
+    kr_sampler_see(&s->sampler, id);
+    s->pending = id;
+    s->is_done = is_end(s->lm, id);
+    KR_TRY(show_token(s, id));
+  }
+  return KRAIT_OK;
+}
+
+const char *krait_lm_text(const krait_lm_session *s, size_t *n_bytes) {
+  if (n_bytes) *n_bytes = s ? s->n_text : 0;
+  return s && s->text ? s->text : "";
+}
+
+void krait_lm_finish(krait_lm_session *s) {
+  if (!s || !s->text) return;
+  s->n_text = kr_utf8_end(&s->stream, s->text);
+  s->text[s->n_text] = 0;
+}
+
+int krait_lm_is_done(const krait_lm_session *s) { return s && s->is_done; }
+int64_t krait_lm_n_tokens(const krait_lm_session *s) { return s ? s->ids.n : 0; }
+
+/* ---- files of states ---- */
+
+typedef struct file {
+  kr_weight *items;
+  char (*names)[32];
+  int64_t n, capacity;
+  const kr_weights *from;
+  const char *path;
+} file;
+
+static int32_t keep_state(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data) {
+  file *f = user;
+  kr_weight *item = &f->items[f->n];
+  *item = (kr_weight){.name = f->names[f->n], .dtype = KRAIT_F32, .n_dims = n_dims, .bytes = sizeof(float)};
+  snprintf(f->names[f->n++], sizeof *f->names, "%s", name);
+  for (int i = 0; i < n_dims; i++) item->bytes *= (uint64_t)(item->shape[i] = shape[i]);
+  void *copy = kr_alloc((size_t)item->bytes);
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for a state");
+  item->data = memcpy(copy, data, (size_t)item->bytes);
+  return KRAIT_OK;
+}
+
+static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
+  const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", s->lm->fingerprint}};
+  KR_TRY(kr_mlm_states_out(s->lm->model, s->slot, keep_state, f));
+  f->items[f->n] = (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
+  f->items[f->n + 1] = (kr_weight){"ids", KRAIT_I32, 1, {s->ids.n}, s->ids.at, (uint64_t)s->ids.n * sizeof(int32_t)};
+  return kr_safetensors_write(path, f->items, f->n + 2, metadata, 2);
+}
+
+int32_t krait_lm_save(krait_lm_session *s, const char *path) {
+  KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
+  KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
+  KR_TRY(read_pending(&s, 1));
+  const int64_t most = 3 * kr_mlm_config_of(s->lm->model)->n_layers + 2;
+  file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items), .names = kr_alloc_array((size_t)most, sizeof *f.names)};
+  int32_t status = f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");
+  for (int64_t i = 0; f.items && i < f.n; i++) kr_free((void *)f.items[i].data);
+  kr_free(f.items);
+  kr_free(f.names);
+  return status;
+}
+
+static int32_t find_state(const file *f, const char *name, int32_t n_dims, const int64_t *shape, const float **data) {
+  const int32_t status = kr_weights_take_f32(f->from, name, n_dims, shape, data);
+  return status < 0 ? kr_fail(status, "%s: %s", f->path, krait_error_detail()) : KRAIT_OK;
+}
+
+static int32_t give_state(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data) {
+  const float *from;
+  size_t bytes = sizeof *data;
+  KR_TRY(find_state(user, name, n_dims, shape, &from));
+  for (int i = 0; i < n_dims; i++) bytes *= (size_t)shape[i];
+  memcpy(data, from, bytes);
+  return KRAIT_OK;
+}
+
+static int32_t read_states(krait_lm_session *s, file *f) {
+  const char *fingerprint = kr_weights_metadata(f->from, "weights");
+  const kr_weight *ids = kr_weights_find(f->from, "ids");
+  const float *logits;
+  KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT, "%s is no file that --save-state wrote", f->path);
+  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states are those of another model", f->path);
+  KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT, "%s: it has no tokens", f->path);
+  KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
+  KR_TRY(begin(s));
+  KR_TRY(kr_mlm_states_in(s->lm->model, s->slot, ids->shape[0], give_state, f));
+  memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
+  for (int64_t i = 0; i < ids->shape[0]; i++) {
+    const int32_t id = ((const int32_t *)ids->data)[i];
+    KR_TRY(kr_ids_add(&s->ids, id));
+    kr_sampler_see(&s->sampler, id);
+  }
+  return KRAIT_OK;
+}
+
+int32_t krait_lm_load(krait_lm_session *s, const char *path) {
+  KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
+  kr_weights *weights = NULL;
+  KR_TRY(kr_weights_open(path, &weights));
+  const int32_t status = read_states(s, &(file){.from = weights, .path = path});
+  kr_weights_close(&weights);
+  if (status < 0) s->ids.n = 0;
+  return status;
+}
+
+/* ---- scores ---- */
+
+/* -ln of the probability of `id`. */
+static double surprise(const float *logits, int64_t n, int32_t id) {
+  double most = -INFINITY, sum = 0;
+  for (int64_t i = 0; i < n; i++) most = logits[i] > most ? logits[i] : most;
+  for (int64_t i = 0; i < n; i++) sum += exp((double)logits[i] - most);
+  return most + log(sum) - logits[id];
+}
+
+static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, void *user, float *logits, int64_t piece, double *nats) {
+  const int64_t n = s->ids.n - 1;
+  for (int64_t at = 0, L; at < n; at += L) {
+    L = n - at < piece ? n - at : piece;
+    KR_TRY(kr_mlm_read(s->lm->model, s->slot, s->ids.at + at, L, 1, logits));
+    for (int64_t i = 0; i < L; i++) *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
+    KR_CHECK(!progress || progress(user, at + L, n) == 0, KRAIT_ERR_CANCELLED, "stopped");
+  }
+  return KRAIT_OK;
+}
+
+int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens) {
+  enum { PIECE = 128 };
+  KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
+  KR_TRY(begin(s));
+  KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
+  KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs two at least", (long long)s->ids.n);
+  float *logits = kr_alloc_array((size_t)(PIECE * vocabulary(s->lm)), sizeof *logits);
+  KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of %d tokens", PIECE);
+  *nats = 0;
+  const int32_t status = score_ids(s, progress, user, logits, PIECE, nats);
+  *n_tokens = s->ids.n - 1;
+  kr_free(logits);
+  s->ids.n = 0;
+  return status;
+}

@@ -1,0 +1,116 @@
+/* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random, which changes no time. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <krait/language.h>
+
+#include "alloc.h"
+#include "clock.h"
+#include "mamba_lm/mamba_lm.h"
+#include "sized.h"
+#include "status.h"
+
+enum { MOST_TOKENS = 4096 };
+
+static const struct {
+  const char *name;
+  int32_t mixer;
+  int64_t d, n_layers;
+} sizes[] = {
+    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24},   {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48},  {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48},  {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48},
+    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64},  {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24},  {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48}, {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48},
+    {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48}, {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64},
+};
+
+static int32_t find_sizes(const char *model, kr_mlm_config *c) {
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    if (strcmp(sizes[i].name, model) != 0) continue;
+    const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
+    *c = (kr_mlm_config){.mixer = sizes[i].mixer, .d = sizes[i].d, .n_layers = sizes[i].n_layers, .V = is_second ? 50288 : 50280, .Di = 2 * sizes[i].d, .N = is_second ? 128 : 16, .W = 4,
+                         .eps = 1e-5f, .is_rms = 1, .G = 1, .R = (sizes[i].d + 15) / 16};
+    c->H = is_second ? c->Di / 64 : 1;
+    c->P = c->Di / c->H;
+    return KRAIT_OK;
+  }
+  return kr_fail(KRAIT_ERR_ARGUMENT, "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, and mamba2-130m, -370m, -780m, -1.3b, -2.7b are", model);
+}
+
+static double seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
+
+static int compare(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+typedef struct work {
+  kr_mlm *model;
+  int64_t B, n_prompt, n_tokens, V;
+  float *logits;
+  int32_t *ids, *slots; /* of the prompt, or of a step */
+  double *times;
+} work;
+
+static int32_t time_prompt(const work *w, krait_lm_timing *t) {
+  for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
+  for (int k = 0; k < 4; k++) { /* the first warms up */
+    KR_TRY(kr_mlm_reset(w->model, 0));
+    KR_TRY(kr_mlm_wait(w->model));
+    const int64_t start = kr_clock_ns();
+    KR_TRY(kr_mlm_read(w->model, 0, w->ids, w->n_prompt, 0, w->logits));
+    const double seconds = seconds_since(start);
+    if (k == 1 || (k > 1 && seconds < t->prompt_s)) t->prompt_s = seconds;
+  }
+  return KRAIT_OK;
+}
+
+static int32_t time_tokens(const work *w, krait_lm_timing *t) {
+  for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
+  for (int64_t k = -3; k < w->n_tokens; k++) {
+    const int64_t start = kr_clock_ns();
+    KR_TRY(kr_mlm_step(w->model, w->B, w->slots, w->ids, w->logits));
+    for (int64_t b = 0; b < w->B; b++) {
+      const float *logits = w->logits + b * w->V;
+      int32_t best = 0;
+      for (int32_t id = 1; id < w->V; id++) best = logits[id] > logits[best] ? id : best;
+      w->ids[b] = best;
+    }
+    if (k >= 0) w->times[k] = seconds_since(start);
+  }
+  qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare);
+  t->token_s = w->times[w->n_tokens / 2];
+  const int64_t start = kr_clock_ns();
+  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_mlm_step_again(w->model));
+  KR_TRY(kr_mlm_wait(w->model));
+  t->step_s = seconds_since(start) / (double)w->n_tokens;
+  return KRAIT_OK;
+}
+
+static int32_t measure(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, krait_lm_timing *t) {
+  const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
+  KR_TRY(kr_mlm_open_random(ctx, c, dtype, w->B, &w->model));
+  KR_TRY(kr_mlm_wait(w->model));
+  t->open_s = seconds_since(start);
+  t->token_bytes = kr_mlm_bytes(w->model);
+  w->logits = kr_alloc_array((size_t)(w->B * c->V), sizeof *w->logits);
+  w->ids = kr_alloc_array((size_t)n_ids, sizeof *w->ids);
+  w->slots = kr_alloc_array((size_t)w->B, sizeof *w->slots);
+  w->times = kr_alloc_array((size_t)w->n_tokens, sizeof *w->times);
+  KR_CHECK(w->logits && w->ids && w->slots && w->times, KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
+  KR_TRY(time_prompt(w, t));
+  return time_tokens(w, t);
+}
+
+int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing) {
+  kr_mlm_config c;
+  krait_lm_timing t = {.size = sizeof t};
+  KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
+  KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS, KRAIT_ERR_ARGUMENT,
+           "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
+  KR_TRY(find_sizes(model, &c));
+  work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens, .V = c.V};
+  int32_t status = measure(ctx, &c, dtype, &w, &t);
+  kr_mlm_close(&w.model);
+  kr_free(w.logits), kr_free(w.ids), kr_free(w.slots), kr_free(w.times);
+  return status < 0 ? status : kr_struct_give("krait_lm_timing", timing, sizeof t, &t, sizeof t);
+}

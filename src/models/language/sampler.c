@@ -1,0 +1,122 @@
+/* sampler.c: candidates are thinned out rule by rule; of equal logits the smaller token comes first, so that the same seed gives the same text. */
+#include "sampler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "status.h"
+
+static int32_t check_rules(const krait_lm_sampling *r) {
+  KR_CHECK(r->temperature >= 0 && r->temperature < 1e6f, KRAIT_ERR_ARGUMENT, "temperature is %g, must be 0 or more", (double)r->temperature);
+  KR_CHECK(r->top_k >= 0, KRAIT_ERR_ARGUMENT, "top_k is %d, must be 0 or more", r->top_k);
+  KR_CHECK(r->top_p >= 0 && r->top_p <= 1, KRAIT_ERR_ARGUMENT, "top_p is %g, must be from 0 to 1", (double)r->top_p);
+  KR_CHECK(r->min_p >= 0 && r->min_p <= 1, KRAIT_ERR_ARGUMENT, "min_p is %g, must be from 0 to 1", (double)r->min_p);
+  KR_CHECK(r->repetition_penalty >= 0 && r->repetition_penalty < 1e6f, KRAIT_ERR_ARGUMENT, "repetition_penalty is %g, must be 0 (none) or more", (double)r->repetition_penalty);
+  return KRAIT_OK;
+}
+
+int32_t kr_sampler_open(kr_sampler *s, const krait_lm_sampling *rules, int64_t n_tokens) {
+  *s = (kr_sampler){.rules = *rules, .state = rules->seed, .n = n_tokens};
+  KR_TRY(check_rules(rules));
+  s->room = kr_alloc_array((size_t)n_tokens, sizeof *s->room);
+  s->seen = kr_alloc_array((size_t)n_tokens, 1);
+  if (s->room && s->seen) return KRAIT_OK;
+  kr_sampler_close(s);
+  return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to choose from %lld tokens", (long long)n_tokens);
+}
+
+void kr_sampler_close(kr_sampler *s) {
+  kr_free(s->room);
+  kr_free(s->seen);
+  *s = (kr_sampler){0};
+}
+
+void kr_sampler_see(kr_sampler *s, int32_t id) {
+  if (id >= 0 && id < s->n) s->seen[id] = 1;
+}
+
+/* splitmix64, as a number from 0 to below 1. */
+static double next_random(kr_sampler *s) {
+  uint64_t z = s->state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+static float logit_of(const kr_sampler *s, const float *logits, int64_t id) {
+  const float logit = logits[id], penalty = s->rules.repetition_penalty;
+  if (penalty == 0 || !s->seen[id]) return logit;
+  return logit < 0 ? logit * penalty : logit / penalty;
+}
+
+static int comes_before(const kr_candidate *a, const kr_candidate *b) { return a->logit != b->logit ? a->logit > b->logit : a->id < b->id; }
+static int order(const void *a, const void *b) { return comes_before(a, b) ? -1 : 1; }
+
+static int32_t likeliest(const kr_sampler *s, const float *logits) {
+  kr_candidate best = {-INFINITY, 0};
+  for (int64_t id = 0; id < s->n; id++) {
+    const float logit = logit_of(s, logits, id);
+    if (logit > best.logit) best = (kr_candidate){logit, (int32_t)id};
+  }
+  return best.id;
+}
+
+/* The k first, in any order, at the front: a heap whose root is the last of them. */
+static void select_first(kr_candidate *c, int64_t n, int64_t k) {
+  for (int64_t i = 0; i < n; i++) {
+    int64_t at = i;
+    kr_candidate one = c[i];
+    if (i >= k) {
+      if (!comes_before(&one, &c[0])) continue;
+      at = 0;
+      for (int64_t child; (child = 2 * at + 1) < k; at = child) {
+        if (child + 1 < k && comes_before(&c[child], &c[child + 1])) child++;
+        if (!comes_before(&one, &c[child])) break;
+        c[at] = c[child];
+      }
+    } else {
+      for (; at > 0 && comes_before(&c[(at - 1) / 2], &one); at = (at - 1) / 2) c[at] = c[(at - 1) / 2];
+    }
+    c[at] = one;
+  }
+}
+
+/* Those that a token of probability below min_p of the likeliest's leaves; the sums below need no order for it. */
+static int64_t drop_unlikely(kr_candidate *c, int64_t n, float least) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; i++)
+    if (c[i].logit >= least) c[kept++] = c[i];
+  return kept;
+}
+
+int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
+  const krait_lm_sampling *r = &s->rules;
+  kr_candidate *c = s->room;
+  if (r->temperature == 0 || r->top_k == 1) return likeliest(s, logits);
+  int64_t n = 0;
+  float most = -INFINITY;
+  for (int64_t id = 0; id < s->n; id++) {
+    const float logit = logit_of(s, logits, id);
+    if (!(logit > -INFINITY)) continue; /* nor NaN */
+    c[n++] = (kr_candidate){logit, (int32_t)id};
+    if (logit > most) most = logit;
+  }
+  if (n == 0) return 0;
+  if (r->top_k > 0 && r->top_k < n) select_first(c, n, r->top_k), n = r->top_k;
+  /* what is less likely than the likeliest by 2^-60 does not count in any sum */
+  n = drop_unlikely(c, n, most + r->temperature * (r->min_p > 0 ? logf(r->min_p) : -41.5f));
+  const int is_cut = r->top_p > 0 && r->top_p < 1;
+  if (is_cut) qsort(c, (size_t)n, sizeof *c, order);
+  double sum = 0, reached = 0;
+  for (int64_t i = 0; i < n; i++) sum += exp((double)(c[i].logit - most) / r->temperature);
+  for (int64_t i = 0; is_cut && i < n; i++) {
+    reached += exp((double)(c[i].logit - most) / r->temperature);
+    if (reached >= r->top_p * sum) n = i + 1, sum = reached;
+  }
+  double left = next_random(s) * sum;
+  for (int64_t i = 0; i + 1 < n; i++)
+    if ((left -= exp((double)(c[i].logit - most) / r->temperature)) < 0) return c[i].id;
+  return c[n - 1].id;
+}

@@ -1,0 +1,25 @@
+/* sampler.h: from logits to a token, by the rules of krait_lm_sampling. */
+#ifndef KR_SAMPLER_H
+#define KR_SAMPLER_H
+
+#include <krait/language.h>
+
+typedef struct kr_candidate {
+  float logit;
+  int32_t id;
+} kr_candidate;
+
+typedef struct kr_sampler {
+  krait_lm_sampling rules;
+  uint64_t state; /* of the random numbers */
+  kr_candidate *room;
+  uint8_t *seen; /* by token: it was there before */
+  int64_t n;     /* tokens */
+} kr_sampler;
+
+int32_t kr_sampler_open(kr_sampler *sampler, const krait_lm_sampling *rules, int64_t n_tokens);
+void kr_sampler_close(kr_sampler *sampler);
+void kr_sampler_see(kr_sampler *sampler, int32_t id);
+int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits);
+
+#endif

@@ -1,0 +1,367 @@
+/* mamba_lm.c: a model with the states of its slots, and the graphs that run over them: one for steps of each number of sequences, one for pieces of a
+ * prompt of each length that came lately. */
+#include "mamba_lm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "status.h"
+#include "view.h"
+
+enum { MOST_GRAPHS = 8, PIECE = 1024, PIECE_ALL = 128, FIRST_ROOM = 256 }; /* logits of a whole piece take much more memory */
+
+struct kr_mlm {
+  const krait_ctx *ctx;
+  kr_mlm_config config;
+  kr_mlm_weights weights;
+  int64_t n_slots;
+  float *states;   /* where the context computes: of each layer the conv states of all slots, then the ssm states of all slots */
+  int64_t *at;     /* floats before each layer's, and one more */
+  char **keys, **values; /* of each layer of attention: (n_slots, room, Hk, D) of the weights' type, as long as the longest text needs */
+  int32_t *lengths; /* of each slot's text */
+  int64_t room;
+  float *turns;    /* cos, then sin: (room, R) each */
+  kr_mlm_graph graphs[MOST_GRAPHS];
+  uint64_t clock;
+  char *device;    /* a GPU's: ids, slots, logits */
+  uint64_t logits_floats; /* room for so many */
+};
+
+static int64_t conv_floats(const kr_mlm *m, int64_t layer) { return kr_mlm_taps(&m->config, layer) ? kr_mlm_channels(&m->config, layer) * (kr_mlm_taps(&m->config, layer) - 1) : 0; }
+static int64_t ssm_floats(const kr_mlm *m, int64_t layer) { return m->config.attention.layers[layer] ? 0 : m->config.Di * m->config.N; }
+static uint64_t state_bytes(const kr_mlm *m) { return (uint64_t)m->at[m->config.n_layers] * sizeof(float); }
+static float *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) { return m->states + m->at[layer] + slot * conv_floats(m, layer); }
+static float *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) { return conv_of(m, layer, m->n_slots) + slot * ssm_floats(m, layer); }
+/* Bytes of a token's keys of a layer. */
+static size_t token_bytes(const kr_mlm *m) { return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype); }
+
+/* ---- memory where the context computes ---- */
+
+static int32_t get_block(const kr_mlm *m, const char *what, size_t bytes, void **block) {
+  if (m->ctx->cuda) {
+    KR_TRY(kr_cuda_alloc(m->ctx->cuda, bytes, block));
+    return kr_cuda_fill(m->ctx->cuda, *block, 0, bytes, NULL);
+  }
+  *block = kr_zalloc(bytes);
+  KR_CHECK(*block, KRAIT_ERR_NO_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+  return KRAIT_OK;
+}
+
+static void free_block(const kr_mlm *m, void *block) {
+  if (m->ctx->cuda) kr_cuda_free(m->ctx->cuda, block);
+  else kr_free(block);
+}
+
+static int32_t put(const kr_mlm *m, void *to, const void *from, size_t bytes) {
+  if (m->ctx->cuda) return kr_cuda_copy_in(m->ctx->cuda, to, from, bytes, NULL);
+  if (from) memcpy(to, from, bytes);
+  return KRAIT_OK;
+}
+
+static int32_t get(const kr_mlm *m, void *to, const void *from, size_t bytes) {
+  if (m->ctx->cuda) {
+    KR_TRY(kr_cuda_copy_out(m->ctx->cuda, to, from, bytes, NULL));
+    return kr_cuda_wait(m->ctx->cuda, NULL);
+  }
+  memcpy(to, from, bytes);
+  return KRAIT_OK;
+}
+
+/* ---- open and close ---- */
+
+static int32_t get_states(kr_mlm *m) {
+  const int64_t n = m->config.n_layers;
+  m->at = kr_alloc_array((size_t)n + 1, sizeof *m->at);
+  m->keys = kr_alloc_array((size_t)n, 2 * sizeof *m->keys);
+  m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
+  KR_CHECK(m->at && m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences", (long long)m->n_slots);
+  m->values = m->keys + n;
+  for (int64_t i = 0; i < n; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_floats(m, i) + ssm_floats(m, i));
+  return get_block(m, "the states", (size_t)state_bytes(m), (void **)&m->states);
+}
+
+/* ---- keys and values ---- */
+
+static int32_t fill_turns(kr_mlm *m) {
+  const kr_mlm_attention *a = &m->config.attention;
+  const size_t n = (size_t)(m->room * a->R), bytes = 2 * n * sizeof(float);
+  if (!a->R) return KRAIT_OK;
+  float *host = kr_alloc(bytes), *turns = NULL;
+  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)m->room);
+  for (int64_t t = 0; t < m->room; t++)
+    for (int64_t r = 0; r < a->R; r++) {
+      const double angle = (double)t * pow(a->base, -(double)r / (double)a->R);
+      host[t * a->R + r] = (float)cos(angle);
+      host[(int64_t)n + t * a->R + r] = (float)sin(angle);
+    }
+  int32_t status = get_block(m, "the angles", bytes, (void **)&turns);
+  if (status >= 0) status = put(m, turns, host, bytes);
+  if (status >= 0 && m->ctx->cuda) status = kr_cuda_wait(m->ctx->cuda, NULL);
+  kr_free(host);
+  free_block(m, m->turns);
+  m->turns = turns;
+  return status;
+}
+
+/* The same rows with more room behind each. */
+static int32_t move_rows(const kr_mlm *m, char **block, int64_t before, int64_t room) {
+  char *larger = NULL;
+  const size_t row = (size_t)room * token_bytes(m), old = (size_t)before * token_bytes(m);
+  KR_TRY(get_block(m, "keys and values; the text is too long", (size_t)m->n_slots * row, (void **)&larger));
+  int32_t status = KRAIT_OK;
+  for (int64_t slot = 0; *block && slot < m->n_slots && status >= 0; slot++) {
+    if (m->ctx->cuda) status = kr_cuda_copy(m->ctx->cuda, larger + (size_t)slot * row, *block + (size_t)slot * old, old, NULL);
+    else memcpy(larger + (size_t)slot * row, *block + (size_t)slot * old, old);
+  }
+  if (m->ctx->cuda && status >= 0) status = kr_cuda_wait(m->ctx->cuda, NULL);
+  free_block(m, *block);
+  *block = larger;
+  return status;
+}
+
+/* Room for texts of n tokens; graphs have it in their shapes. */
+static int32_t get_key_room(kr_mlm *m, int64_t n) {
+  const kr_mlm_attention *a = &m->config.attention;
+  int64_t room = m->room ? m->room : FIRST_ROOM;
+  if (!a->n || n <= m->room) return KRAIT_OK;
+  KR_CHECK(n <= INT32_MAX / 2, KRAIT_ERR_NO_MEMORY, "a text of %lld tokens is too long for attention", (long long)n);
+  while (room < n) room *= 2;
+  for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
+  const int64_t before = m->room;
+  m->room = 0; /* what fails half way is made anew */
+  for (int64_t i = 0; i < m->config.n_layers; i++) {
+    if (!a->layers[i]) continue;
+    KR_TRY(move_rows(m, &m->keys[i], before, room));
+    KR_TRY(move_rows(m, &m->values[i], before, room));
+  }
+  m->room = room;
+  return fill_turns(m);
+}
+
+int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, kr_mlm **model) {
+  kr_mlm *m = *model = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  m->ctx = ctx, m->n_slots = n_slots;
+  int32_t status = kr_mlm_config_read(folder, &m->config);
+  if (status >= 0) status = kr_mlm_weights_read(ctx, folder, &m->config, &m->weights);
+  if (status >= 0) status = get_states(m);
+  if (status < 0) kr_mlm_close(model);
+  return status;
+}
+
+int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots, kr_mlm **model) {
+  kr_mlm *m = *model = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  m->ctx = ctx, m->n_slots = n_slots, m->config = *config;
+  int32_t status = kr_mlm_weights_random(ctx, config, dtype, &m->weights);
+  if (status >= 0) status = get_states(m);
+  if (status < 0) kr_mlm_close(model);
+  return status;
+}
+
+void kr_mlm_close(kr_mlm **model) {
+  kr_mlm *m = *model;
+  if (!m) return;
+  for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
+  kr_mlm_weights_free(m->ctx, &m->weights);
+  for (int64_t i = 0; m->keys && i < m->config.n_layers; i++) free_block(m, m->keys[i]), free_block(m, m->values[i]);
+  free_block(m, m->states);
+  free_block(m, m->device);
+  free_block(m, m->turns);
+  kr_free(m->keys);
+  kr_free(m->at);
+  kr_free(m->lengths);
+  kr_free(m);
+  *model = NULL;
+}
+
+const kr_mlm_config *kr_mlm_config_of(const kr_mlm *m) { return &m->config; }
+uint64_t kr_mlm_bytes(const kr_mlm *m) { return m->weights.bytes; }
+
+/* ---- graphs ---- */
+
+/* The graph of this run: one that is there, or a new one in the place of that which was used least lately. */
+static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph) {
+  kr_mlm_graph *oldest = m->graphs;
+  for (int i = 0; i < MOST_GRAPHS; i++) {
+    kr_mlm_graph *g = *graph = &m->graphs[i];
+    const kr_mlm_run *r = &g->run;
+    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all) return KRAIT_OK;
+    if (g->used < oldest->used || !g->g) oldest = g;
+    if (!oldest->g) break;
+  }
+  *graph = oldest;
+  kr_mlm_graph_close(oldest);
+  return kr_mlm_graph_open(m->ctx, &m->config, &m->weights, run, m->n_slots, m->room, oldest);
+}
+
+enum { IDS_BYTES = 4 * PIECE, N_LISTS = 3 }; /* ids, slots, lengths; then logits */
+
+/* Room for what goes in and comes out. */
+static int32_t get_room(kr_mlm *m, uint64_t floats) {
+  if (m->device && floats <= m->logits_floats) return KRAIT_OK;
+  free_block(m, m->device);
+  m->device = NULL;
+  KR_TRY(get_block(m, "logits", N_LISTS * IDS_BYTES + (size_t)floats * sizeof(float), (void **)&m->device));
+  m->logits_floats = floats;
+  return KRAIT_OK;
+}
+
+static int32_t bind_layer(kr_mlm *m, const kr_mlm_graph *g, int64_t i, int64_t slot) {
+  const size_t row = (size_t)(slot * m->room) * token_bytes(m);
+  if (g->conv[i]) KR_TRY(kr_runner_bind(g->runner, g->conv[i], conv_of(m, i, slot)));
+  if (g->ssm[i]) KR_TRY(kr_runner_bind(g->runner, g->ssm[i], ssm_of(m, i, slot)));
+  if (g->keys[i]) KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->keys[i] + row));
+  return g->values[i] ? kr_runner_bind(g->runner, g->values[i], m->values[i] + row) : KRAIT_OK;
+}
+
+static int32_t bind(kr_mlm *m, const kr_mlm_graph *g, int64_t slot) {
+  for (int64_t i = 0; i < m->config.n_layers; i++) KR_TRY(bind_layer(m, g, i, slot));
+  KR_TRY(kr_runner_bind(g->runner, g->ids, m->device));
+  if (g->slots) KR_TRY(kr_runner_bind(g->runner, g->slots, m->device + IDS_BYTES));
+  if (g->lengths) KR_TRY(kr_runner_bind(g->runner, g->lengths, m->device + 2 * IDS_BYTES));
+  if (g->cos) KR_TRY(kr_runner_bind(g->runner, g->cos, m->turns));
+  if (g->sin) KR_TRY(kr_runner_bind(g->runner, g->sin, m->turns + m->room * m->config.attention.R));
+  return kr_runner_bind(g->runner, g->logits, m->device + N_LISTS * IDS_BYTES);
+}
+
+/* Slots and lengths of a run's sequences. */
+static int32_t put_lists(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots) {
+  int32_t lengths[PIECE];
+  for (int64_t b = 0; b < run->B; b++) lengths[b] = m->lengths[slots ? slots[b] : slot];
+  if (run->is_step) KR_TRY(put(m, m->device + IDS_BYTES, slots, (size_t)run->B * sizeof *slots));
+  return m->config.attention.n ? put(m, m->device + 2 * IDS_BYTES, lengths, (size_t)run->B * sizeof *lengths) : KRAIT_OK;
+}
+
+static int32_t get_all_room(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, uint64_t floats) {
+  int64_t longest = 0;
+  for (int64_t b = 0; b < run->B; b++) {
+    const int64_t n = m->lengths[slots ? slots[b] : slot] + run->L;
+    longest = n > longest ? n : longest;
+  }
+  KR_TRY(get_key_room(m, longest));
+  return get_room(m, floats);
+}
+
+static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, const int32_t *ids, float *logits) {
+  const uint64_t rows = (uint64_t)(run->is_step ? run->B : run->all ? run->L : 1), floats = rows * (uint64_t)m->config.V;
+  kr_mlm_graph *g;
+  for (int64_t i = 0; i < run->B * run->L; i++) KR_CHECK(ids[i] >= 0 && ids[i] < m->config.V, KRAIT_ERR_ARGUMENT, "token %d is not one of the model's %lld", ids[i], (long long)m->config.V);
+  KR_TRY(get_all_room(m, run, slot, slots, floats));
+  KR_TRY(get_graph(m, run, &g));
+  g->used = ++m->clock;
+  KR_TRY(bind(m, g, slot));
+  KR_TRY(put(m, m->device, ids, (size_t)(run->B * run->L) * sizeof *ids));
+  KR_TRY(put_lists(m, run, slot, slots));
+  KR_TRY(kr_runner_run(g->runner, NULL));
+  for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
+  return logits ? get(m, logits, m->device + N_LISTS * IDS_BYTES, (size_t)floats * sizeof(float)) : KRAIT_OK;
+}
+
+/* ---- what callers ask for ---- */
+
+static int32_t check_slot(const kr_mlm *m, int64_t slot) {
+  KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld", (long long)slot, (long long)m->n_slots);
+  return KRAIT_OK;
+}
+
+int32_t kr_mlm_reset(kr_mlm *m, int64_t slot) {
+  KR_TRY(check_slot(m, slot));
+  m->lengths[slot] = 0;
+  for (int64_t i = 0; i < m->config.n_layers; i++) {
+    float *const parts[] = {conv_of(m, i, slot), ssm_of(m, i, slot)};
+    const size_t bytes[] = {(size_t)conv_floats(m, i) * sizeof(float), (size_t)ssm_floats(m, i) * sizeof(float)};
+    for (int k = 0; k < 2; k++) {
+      if (m->ctx->cuda) KR_TRY(kr_cuda_fill(m->ctx->cuda, parts[k], 0, bytes[k], NULL));
+      else memset(parts[k], 0, bytes[k]);
+    }
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits) {
+  const int64_t most = all ? PIECE_ALL : PIECE;
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
+  for (int64_t at = 0, L; at < n; at += L) {
+    L = n - at < most ? n - at : most;
+    KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at, all ? logits + at * m->config.V : at + L == n ? logits : NULL));
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits) {
+  KR_CHECK(B >= 1 && B <= PIECE, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B, PIECE);
+  for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
+  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits);
+}
+
+int32_t kr_mlm_step_again(kr_mlm *m) {
+  const kr_mlm_graph *latest = m->graphs;
+  for (int i = 1; i < MOST_GRAPHS; i++)
+    if (m->graphs[i].used > latest->used) latest = &m->graphs[i];
+  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
+  return kr_runner_run(latest->runner, NULL);
+}
+
+int32_t kr_mlm_wait(const kr_mlm *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
+
+/* ---- states ---- */
+
+typedef struct mover {
+  kr_mlm_state_fn fn;
+  void *user;
+  int is_out;
+} mover;
+
+/* Stored as dtype, seen as float32. */
+static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t layer, int32_t n_dims, const int64_t *shape, void *at, int32_t dtype) {
+  int64_t n = 1;
+  char name[32];
+  for (int i = 0; i < n_dims; i++) n *= shape[i];
+  const size_t bytes = (size_t)n * krait_dtype_bytes(dtype);
+  float *host = kr_alloc_array(2 * (size_t)n + 1, sizeof *host);
+  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for a state");
+  const krait_view stored = {.data = host + n, .dtype = dtype};
+  snprintf(name, sizeof name, "%s.%lld", kind, (long long)layer);
+  int32_t status = v->is_out ? get(m, stored.data, at, bytes) : KRAIT_OK;
+  for (int64_t i = 0; v->is_out && i < n; i++) host[i] = (float)kr_get(&stored, i);
+  if (status >= 0) status = v->fn(v->user, name, n_dims, shape, host);
+  for (int64_t i = 0; !v->is_out && i < n; i++) kr_put(&stored, i, (double)host[i]);
+  if (status >= 0 && !v->is_out) status = put(m, at, stored.data, bytes);
+  if (status >= 0 && !v->is_out && m->ctx->cuda) status = kr_cuda_wait(m->ctx->cuda, NULL);
+  kr_free(host);
+  return status;
+}
+
+static int32_t move_layer(kr_mlm *m, int64_t slot, int64_t i, const mover *v) {
+  const kr_mlm_config *c = &m->config;
+  const kr_mlm_attention *a = &c->attention;
+  if (conv_floats(m, i)) KR_TRY(move_one(m, v, "conv", i, 2, (int64_t[]){kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1}, conv_of(m, i, slot), KRAIT_F32));
+  if (!a->layers[i]) return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), KRAIT_F32);
+  const size_t row = (size_t)(slot * m->room) * token_bytes(m);
+  const int64_t shape[] = {m->lengths[slot], a->Hk, a->D};
+  KR_TRY(move_one(m, v, "keys", i, 3, shape, m->keys[i] + row, m->weights.dtype));
+  return move_one(m, v, "values", i, 3, shape, m->values[i] + row, m->weights.dtype);
+}
+
+static int32_t move_states(kr_mlm *m, int64_t slot, const mover *v) {
+  for (int64_t i = 0; i < m->config.n_layers; i++) KR_TRY(move_layer(m, slot, i, v));
+  return KRAIT_OK;
+}
+
+int32_t kr_mlm_states_out(kr_mlm *m, int64_t slot, kr_mlm_state_fn take, void *user) {
+  KR_TRY(check_slot(m, slot));
+  return move_states(m, slot, &(mover){take, user, 1});
+}
+
+int32_t kr_mlm_states_in(kr_mlm *m, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user) {
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(n_tokens >= 0 && n_tokens <= INT32_MAX / 2, KRAIT_ERR_ARGUMENT, "a text of %lld tokens", (long long)n_tokens);
+  KR_TRY(get_key_room(m, n_tokens));
+  m->lengths[slot] = (int32_t)n_tokens;
+  return move_states(m, slot, &(mover){give, user, 0});
+}

@@ -1,0 +1,267 @@
+/* mamba_lm_graph.c: the model as calls of a graph, for B sequences of one token (by the ops of a step) or for L tokens of one (by the parallel ops).
+ * Rows are tokens; what mixers read by channels are views of rows. */
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "mamba_lm.h"
+#include "op_list.h"
+#include "status.h"
+
+typedef struct builder {
+  kr_graph *g;
+  const kr_mlm_config *c;
+  const kr_mlm_layer *layer;
+  int32_t dtype;
+  int64_t i, R;  /* layer; rows: tokens of this run */
+  kr_mlm_graph *to;
+} builder;
+
+static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+
+/* A weight under the layer's name. */
+static kr_tensor weight(const builder *b, const char *name, const kr_mlm_tensor *t, kr_dims dims) {
+  char full[96];
+  snprintf(full, sizeof full, "%lld.%s", (long long)b->i, name);
+  return t->data ? kr_graph_weight(b->g, full, t->dtype, dims, t->data) : 0;
+}
+#define WEIGHT(name, ...) weight(b, #name, &b->layer->name, KR_DIMS(__VA_ARGS__))
+
+static kr_tensor new_rows(const builder *b, int64_t columns) { return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->R, columns)); }
+
+/* Rows times a weight stored (columns, inputs). */
+static kr_tensor project(const builder *b, const char *name, kr_tensor rows, kr_tensor w, kr_tensor bias) {
+  const kr_tensor out = new_rows(b, kr_graph_dims(b->g, w).size[0]);
+  return kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})), .bias = view(b, bias), .out = view(b, out)});
+}
+
+static kr_tensor norm_of(const builder *b, const char *name, kr_tensor x, kr_tensor w, kr_tensor bias, float eps) {
+  return kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = b->c->is_rms || !w ? KRAIT_NORM_RMS : 0, .eps = eps, .x = view(b, x), .weight = view(b, w), .bias = view(b, bias),
+                                                                           .out = kr_graph_ask()});
+}
+
+static void copy(const builder *b, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
+
+/* ---- what the mixers share ---- */
+
+/* (R,C) as (1,C,L) of the parallel ops, or (B,C,1) of the step's. */
+static kr_tensor as_channels(const builder *b, kr_tensor rows) {
+  const int64_t C = kr_graph_dims(b->g, rows).size[1];
+  return b->to->run.is_step ? kr_graph_reshape(b->g, rows, KR_DIMS(b->R, C, 1)) : kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->R, C)), (int[]){0, 2, 1});
+}
+
+/* act(conv(x)) as rows of C channels, and the state of the layer moved on. */
+static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t activation) {
+  const int64_t W = kr_mlm_taps(b->c, b->i);
+  const kr_tensor out = new_rows(b, C), state = b->to->conv[b->i], w = weight(b, "conv", &b->layer->conv, KR_DIMS(C, W)), bias = WEIGHT(conv_bias, C);
+  if (b->to->run.is_step) {
+    kr_graph_call(b->g, "conv", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.activation = activation, .x = view(b, as_channels(b, x)), .conv_state = view(b, state), .weight = view(b, w),
+                  .bias = view(b, bias), .conv_state_indices = view(b, b->to->slots), .out = view(b, as_channels(b, out))});
+    return out;
+  }
+  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, C, W - 1));
+  kr_graph_call(b->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = activation, .x = view(b, as_channels(b, x)), .weight = view(b, w), .bias = view(b, bias),
+                .initial_states = view(b, state), .out = view(b, as_channels(b, out)), .final_states = view(b, after)});
+  copy(b, "conv_state", after, state);
+  return out;
+}
+
+/* ---- Mamba-1 ---- */
+
+static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C, kr_tensor z, kr_tensor y) {
+  const kr_mlm_config *c = b->c;
+  const kr_tensor A = WEIGHT(A, c->Di, c->N), D = WEIGHT(D, c->Di), bias = WEIGHT(dt_bias, c->Di), state = b->to->ssm[b->i];
+  if (b->to->run.is_step) {
+    const kr_dims rows = KR_DIMS(b->R, 1, c->Di), states = KR_DIMS(b->R, 1, c->N), one = KR_DIMS(1, c->Di);
+#define AS(t, dims) view(b, kr_graph_reshape(b->g, t, dims))
+    kr_graph_call(b->g, "scan", &kr_op_state_update, &(krait_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS, .state = view(b, state), .x = AS(u, rows), .dt = AS(delta, rows), .A = AS(A, KR_DIMS(1, c->Di, c->N)),
+                  .Bmat = AS(B, states), .Cmat = AS(C, states), .Dvec = AS(D, one), .dt_bias = AS(bias, one), .z = AS(z, rows), .state_batch_indices = view(b, b->to->slots), .out = AS(y, rows)});
+    return;
+  }
+  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->Di, c->N));
+  const kr_dims steps = KR_DIMS(1, b->R, 1, c->N);
+  kr_graph_call(b->g, "scan", &kr_op_selective_scan, &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS, .G = 1, .u = view(b, as_channels(b, u)), .delta = view(b, as_channels(b, delta)), .A = view(b, A),
+                .Bmat = view(b, kr_graph_permute(b->g, kr_graph_reshape(b->g, B, steps), (int[]){0, 2, 3, 1})), .Cmat = view(b, kr_graph_permute(b->g, kr_graph_reshape(b->g, C, steps), (int[]){0, 2, 3, 1})),
+                .Dvec = view(b, D), .z = view(b, as_channels(b, z)), .delta_bias = view(b, bias), .initial_state = view(b, kr_graph_reshape(b->g, state, KR_DIMS(1, c->Di, c->N))),
+                .out = view(b, as_channels(b, y)), .last_state = view(b, after)});
+  copy(b, "ssm_state", after, kr_graph_reshape(b->g, state, KR_DIMS(1, c->Di, c->N)));
+}
+
+static kr_tensor mix_mamba1(const builder *b, kr_tensor x) {
+  const kr_mlm_config *c = b->c;
+  const kr_tensor xz = project(b, "in_proj", x, WEIGHT(in_proj, 2 * c->Di, c->d), WEIGHT(in_proj_bias, 2 * c->Di));
+  const kr_tensor u = convolve(b, kr_graph_slice(b->g, xz, 1, 0, c->Di), c->Di, KRAIT_ACT_SILU), y = new_rows(b, c->Di);
+  const kr_tensor columns = project(b, "x_proj", u, WEIGHT(x_proj, c->R + 2 * c->N, c->Di), 0);
+  kr_tensor dt = kr_graph_slice(b->g, columns, 1, 0, c->R), B = kr_graph_slice(b->g, columns, 1, c->R, c->N), C = kr_graph_slice(b->g, columns, 1, c->R + c->N, c->N);
+  if (c->dt_eps > 0) { /* FalconMamba */
+    dt = norm_of(b, "dt_norm", dt, 0, 0, c->dt_eps);
+    B = norm_of(b, "B_norm", B, 0, 0, c->dt_eps);
+    C = norm_of(b, "C_norm", C, 0, 0, c->dt_eps);
+  }
+  scan(b, u, project(b, "dt_proj", dt, WEIGHT(dt_proj, c->Di, c->R), 0), B, C, kr_graph_slice(b->g, xz, 1, c->Di, c->Di), y);
+  return project(b, "out_proj", y, WEIGHT(out_proj, c->d, c->Di), WEIGHT(out_proj_bias, c->d));
+}
+
+/* ---- Mamba-2 ---- */
+
+/* A value for each head as (H,P), or (H,P,N). */
+static kr_tensor for_heads(const builder *b, kr_tensor t, int with_states) {
+  const kr_mlm_config *c = b->c;
+  return with_states ? kr_graph_spread(b->g, kr_graph_reshape(b->g, t, KR_DIMS(c->H, 1, 1)), KR_DIMS(c->H, c->P, c->N)) : kr_graph_spread(b->g, kr_graph_reshape(b->g, t, KR_DIMS(c->H, 1)), KR_DIMS(c->H, c->P));
+}
+
+static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B, kr_tensor C, kr_tensor y) {
+  const kr_mlm_config *c = b->c;
+  const kr_tensor A = WEIGHT(A, c->H), bias = WEIGHT(dt_bias, c->H), state = b->to->ssm[b->i];
+  const kr_tensor D = b->layer->D_per_channel ? WEIGHT(D, c->H, c->P) : for_heads(b, WEIGHT(D, c->H), 0);
+  if (b->to->run.is_step) {
+    const kr_dims heads = KR_DIMS(b->R, c->H, c->P), groups = KR_DIMS(b->R, c->G, c->N);
+    kr_graph_call(b->g, "scan", &kr_op_state_update, &(krait_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS, .state = view(b, state), .x = AS(x, heads),
+                  .dt = view(b, kr_graph_spread(b->g, kr_graph_reshape(b->g, dt, KR_DIMS(b->R, c->H, 1)), heads)), .A = view(b, for_heads(b, A, 1)), .Bmat = AS(B, groups), .Cmat = AS(C, groups), .Dvec = view(b, D),
+                  .dt_bias = view(b, for_heads(b, bias, 0)), .state_batch_indices = view(b, b->to->slots), .out = AS(y, heads)});
+    return;
+  }
+  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->H, c->P, c->N));
+  kr_graph_call(b->g, "scan", &kr_op_ssd, &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS, .x = AS(x, KR_DIMS(1, b->R, c->H, c->P)), .dt = AS(dt, KR_DIMS(1, b->R, c->H)), .A = view(b, A),
+                .Bmat = AS(B, KR_DIMS(1, b->R, c->G, c->N)), .Cmat = AS(C, KR_DIMS(1, b->R, c->G, c->N)), .Dvec = view(b, D), .dt_bias = view(b, bias), .initial_states = view(b, state),
+                .out = AS(y, KR_DIMS(1, b->R, c->H, c->P)), .final_states = view(b, after)});
+  copy(b, "ssm_state", after, state);
+}
+
+static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
+  const kr_mlm_config *c = b->c;
+  const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
+  const kr_tensor all = project(b, "in_proj", x, WEIGHT(in_proj, c->Di + C + c->H, c->d), WEIGHT(in_proj_bias, c->Di + C + c->H));
+  const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C, KRAIT_ACT_SILU), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
+  scan_heads(b, kr_graph_slice(b->g, xBC, 1, 0, c->Di), kr_graph_slice(b->g, all, 1, c->Di + C, c->H), kr_graph_slice(b->g, xBC, 1, c->Di, GN), kr_graph_slice(b->g, xBC, 1, c->Di + GN, GN), y);
+  kr_graph_call(b->g, "gate_norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST, .group_size = c->Di / c->G, .eps = 1e-5f, .x = view(b, y),
+                .z = view(b, kr_graph_slice(b->g, all, 1, 0, c->Di)), .weight = view(b, WEIGHT(gate_norm, c->Di)), .out = view(b, gated)});
+  return project(b, "out_proj", gated, WEIGHT(out_proj, c->d, c->Di), WEIGHT(out_proj_bias, c->d));
+}
+
+/* ---- attention ---- */
+
+/* Columns of rows as heads: (B,L,H,D), where B or L is 1. */
+static kr_tensor as_heads(const builder *b, kr_tensor rows, int64_t from, int64_t H) {
+  const kr_mlm_run *run = &b->to->run;
+  const int64_t D = b->c->attention.D;
+  return kr_graph_reshape(b->g, kr_graph_slice(b->g, rows, 1, from * D, H * D), KR_DIMS(run->B, run->L, H, D));
+}
+
+static kr_tensor attend(const builder *b, kr_tensor x) {
+  const kr_mlm_config *c = b->c;
+  const kr_mlm_attention *a = &c->attention;
+  const kr_mlm_run *run = &b->to->run;
+  const int64_t C = kr_mlm_channels(c, b->i);
+  kr_tensor qkv = project(b, "in_proj", x, WEIGHT(in_proj, C, c->d), WEIGHT(in_proj_bias, C));
+  if (a->W) qkv = convolve(b, qkv, C, KRAIT_ACT_NONE);
+  kr_tensor q = as_heads(b, qkv, 0, a->H);
+  const kr_tensor y = new_rows(b, a->H * a->D), used = kr_graph_temp(b->g, KRAIT_I32, KR_DIMS(run->B)), cos = b->to->cos, sin = b->to->sin, keys = b->to->keys[b->i], values = b->to->values[b->i];
+  if (a->R) {
+    const kr_tensor turned = kr_graph_temp(b->g, b->dtype, KR_DIMS(run->B, run->L, a->H, a->D));
+    kr_graph_call(b->g, "rotary", &kr_op_rotary, &(krait_rotary_args){.call.flags = a->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0, .x = view(b, q), .cos = view(b, cos), .sin = view(b, sin),
+                  .offsets = view(b, b->to->lengths), .out = view(b, turned)});
+    q = turned;
+  }
+  kr_graph_call(b->g, "append", &kr_op_attention_append, &(krait_attention_append_args){.call.flags = a->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0, .k = view(b, as_heads(b, qkv, a->H, a->Hk)),
+                .v = view(b, as_heads(b, qkv, a->H + a->Hk, a->Hk)), .cos = view(b, a->R ? cos : 0), .sin = view(b, a->R ? sin : 0), .cache_seqlens = view(b, b->to->lengths),
+                .cache_batch_idx = view(b, b->to->slots), .k_cache = view(b, keys), .v_cache = view(b, values), .seqused = view(b, used)});
+  kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .scale = a->scale, .q = view(b, q), .k = view(b, keys), .v = view(b, values),
+                .seqused_k = view(b, used), .cache_batch_idx = view(b, b->to->slots), .out = view(b, kr_graph_reshape(b->g, y, KR_DIMS(run->B, run->L, a->H, a->D)))});
+  return project(b, "out_proj", y, WEIGHT(out_proj, c->d, a->H * a->D), WEIGHT(out_proj_bias, c->d));
+}
+
+/* ---- the whole ---- */
+
+/* The residual stream is float32; it takes h in, and its norm goes on. The first h is the stream's beginning. */
+static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, kr_tensor w, kr_tensor bias) {
+  const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, kr_graph_dims(b->g, h));
+  const kr_tensor out = kr_graph_temp(b->g, b->dtype, kr_graph_dims(b->g, h));
+  kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = b->c->is_rms ? KRAIT_NORM_RMS : 0, .eps = b->c->eps, .x = view(b, h), .residual = view(b, *stream), .weight = view(b, w),
+                .bias = view(b, bias), .out = view(b, out), .residual_out = view(b, sum)});
+  *stream = sum;
+  return out;
+}
+
+/* fc2 (a silu(b)), where fc1 gives a, then b. */
+static kr_tensor feed_forward(const builder *b, kr_tensor x) {
+  const int64_t F = b->c->F;
+  const kr_tensor w = WEIGHT(fc1, 2 * F, b->c->d), bias = WEIGHT(fc1_bias, 2 * F), hidden = new_rows(b, F);
+#define HALF(i) view(b, kr_graph_permute(b->g, kr_graph_slice(b->g, w, 0, (i) * F, F), (int[]){1, 0}))
+#define HALF_BIAS(i) view(b, bias ? kr_graph_slice(b->g, bias, 0, (i) * F, F) : 0)
+  kr_graph_call(b->g, "fc1", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = view(b, x), .Bmat = HALF(1), .B2 = HALF(0), .bias = HALF_BIAS(1), .bias2 = HALF_BIAS(0), .out = view(b, hidden)});
+  return project(b, "fc2", hidden, WEIGHT(fc2, b->c->d, F), WEIGHT(fc2_bias, b->c->d));
+}
+
+static kr_tensor record_layers(builder *b, const kr_mlm_weights *w, kr_tensor h, kr_tensor *stream) {
+  const kr_mlm_config *c = b->c;
+  for (b->i = 0; b->i < c->n_layers; b->i++) {
+    b->layer = &w->layers[b->i];
+    const kr_tensor x = add_norm(b, "norm", h, stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
+    h = (c->attention.layers[b->i] ? attend : c->mixer == KR_MIXER_MAMBA1 ? mix_mamba1 : mix_mamba2)(b, x);
+    if (c->F) h = feed_forward(b, add_norm(b, "norm2", h, stream, WEIGHT(norm2, c->d), WEIGHT(norm2_bias, c->d)));
+  }
+  return h;
+}
+
+static kr_tensor state(const builder *b, const char *kind, int64_t i, int32_t dtype, kr_dims dims) {
+  char name[32];
+  snprintf(name, sizeof name, "%s.%lld", kind, (long long)i);
+  return kr_graph_output(b->g, name, dtype, dims);
+}
+
+/* What lives from run to run: of all slots for steps, else of one. */
+static void record_states(const builder *b, int64_t n_slots, int64_t room) {
+  const kr_mlm_config *c = b->c;
+  const kr_mlm_attention *a = &c->attention;
+  kr_mlm_graph *to = b->to;
+  const int64_t n = to->run.is_step ? n_slots : 1;
+  for (int64_t i = 0; i < c->n_layers; i++) {
+    if (kr_mlm_taps(c, i)) to->conv[i] = state(b, "conv", i, KRAIT_F32, KR_DIMS(n, kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1));
+    if (!a->layers[i]) to->ssm[i] = state(b, "ssm", i, KRAIT_F32, KR_DIMS(n, c->H, c->P, c->N));
+    if (a->layers[i]) to->keys[i] = state(b, "keys", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D)), to->values[i] = state(b, "values", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D));
+  }
+  if (a->n) to->lengths = kr_graph_input(b->g, "lengths", KRAIT_I32, KR_DIMS(to->run.B));
+  if (a->R) to->cos = kr_graph_input(b->g, "cos", KRAIT_F32, KR_DIMS(room, a->R)), to->sin = kr_graph_input(b->g, "sin", KRAIT_F32, KR_DIMS(room, a->R));
+}
+
+static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t room) {
+  const kr_mlm_config *c = b->c;
+  kr_mlm_graph *to = b->to;
+  kr_tensor stream = 0;
+  to->ids = kr_graph_input(b->g, "ids", KRAIT_I32, KR_DIMS(b->R));
+  if (to->run.is_step) to->slots = kr_graph_input(b->g, "slots", KRAIT_I32, KR_DIMS(b->R));
+  record_states(b, n_slots, room);
+  const kr_tensor table = kr_graph_weight(b->g, "embedding", w->embedding.dtype, KR_DIMS(c->V, c->d), w->embedding.data), x = new_rows(b, c->d);
+  kr_graph_call(b->g, "embedding", &kr_op_gather_rows, &(krait_gather_rows_args){.table = view(b, table), .index = view(b, to->ids), .out = view(b, x)});
+  kr_tensor h = record_layers(b, w, x, &stream);
+  if (!to->run.is_step && !to->run.all) { /* of the last token */
+    h = kr_graph_slice(b->g, h, 0, b->R - 1, 1);
+    stream = kr_graph_slice(b->g, stream, 0, b->R - 1, 1);
+    b->R = 1;
+  }
+  const kr_mlm_layer last = {.norm = w->norm_f, .norm_bias = w->norm_f_bias, .in_proj = w->head};
+  b->layer = &last;
+  const kr_tensor last_x = add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d)), head = WEIGHT(in_proj, c->V, c->d);
+  to->logits = kr_graph_output(b->g, "logits", KRAIT_F32, KR_DIMS(b->R, c->V));
+  kr_graph_call(b->g, "head", &kr_op_gemm, &(krait_gemm_args){.A = view(b, last_x), .Bmat = view(b, kr_graph_permute(b->g, head, (int[]){1, 0})), .out = view(b, to->logits)});
+}
+
+int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, int64_t room, kr_mlm_graph *to) {
+  *to = (kr_mlm_graph){.run = *run, .conv = kr_alloc_array(4 * (size_t)c->n_layers, sizeof *to->conv)};
+  if (to->conv) to->ssm = to->conv + c->n_layers, to->keys = to->ssm + c->n_layers, to->values = to->keys + c->n_layers;
+  int32_t status = to->conv ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  builder b = {.g = to->g, .c = c, .dtype = w->dtype, .R = run->B * run->L, .to = to};
+  if (status >= 0) record(&b, w, n_slots, room);
+  if (status >= 0) status = kr_graph_plan(to->g, ctx, 0);
+  if (status >= 0) status = kr_runner_open(to->g, &to->runner);
+  if (status < 0) kr_mlm_graph_close(to);
+  return status;
+}
+
+void kr_mlm_graph_close(kr_mlm_graph *graph) {
+  kr_runner_close(&graph->runner);
+  kr_graph_close(&graph->g);
+  kr_free(graph->conv);
+  *graph = (kr_mlm_graph){0};
+}

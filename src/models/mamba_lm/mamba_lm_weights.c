@@ -1,0 +1,247 @@
+/* mamba_lm_weights.c: every tensor by its key and shape. Large ones stay where the files have them (a GPU gets copies); of A_log, D and dt_bias float32
+ * ones are made, A is -exp(A_log). */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "arena.h"
+#include "ctx.h"
+#include "mamba_lm.h"
+#include "status.h"
+#include "view.h"
+
+enum { AS_STORED, AS_FLOAT, AS_DECAY }; /* AS_DECAY: -exp */
+
+typedef struct loader {
+  const krait_ctx *ctx;
+  const kr_model_folder *folder;
+  const kr_mlm_config *c;
+  kr_mlm_weights *w;
+  kr_arena *arena; /* computed tensors of a CPU */
+  char *device;    /* a GPU's: all of them; NULL: only count */
+  uint64_t used;
+  const uint16_t *random; /* instead of a folder: values for the largest tensor, of type random_type */
+  int32_t random_type;
+} loader;
+
+typedef struct shape {
+  int32_t n;
+  int64_t size[3];
+} shape;
+#define SHAPE(...) (shape){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}}
+
+static const char *label_of(const loader *l) { return l->folder ? kr_model_folder_label(l->folder) : "random weights"; }
+
+static uint64_t elements_of(shape s) {
+  uint64_t n = 1;
+  for (int i = 0; i < s.n; i++) n *= (uint64_t)s.size[i];
+  return n;
+}
+
+/* The stored tensor; of random weights one that has this shape. */
+static const kr_weight *find_item(const loader *l, const char *name, int is_needed, shape want, kr_weight *made) {
+  if (l->folder) return kr_model_folder_find(l->folder, name);
+  if (!is_needed) return NULL;
+  *made = (kr_weight){.name = name, .dtype = l->random_type, .n_dims = want.n, .data = l->random, .bytes = elements_of(want) * krait_dtype_bytes(l->random_type)};
+  for (int i = 0; i < want.n; i++) made->shape[i] = want.size[i];
+  return made;
+}
+
+static int32_t check_shape(const loader *l, const kr_weight *item, shape want) {
+  char found[192], wanted[192];
+  int same = item->n_dims == want.n;
+  for (int i = 0; same && i < want.n; i++) same = item->shape[i] == want.size[i];
+  KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model wants %s", label_of(l), item->name,
+           kr_shape_format(item->n_dims, item->shape, found, sizeof found), kr_shape_format(want.n, want.size, wanted, sizeof wanted));
+  KR_CHECK(item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is %s, not float32, float16 or bfloat16", label_of(l), item->name, krait_dtype_name(item->dtype));
+  return KRAIT_OK;
+}
+
+static int32_t to_device(loader *l, const void *data, uint64_t bytes, const void **at) {
+  const uint64_t place = l->used;
+  l->used = (l->used + bytes + 255) & ~(uint64_t)255;
+  *at = l->device ? l->device + place : data;
+  return l->device ? kr_cuda_copy_in(l->ctx->cuda, l->device + place, data, bytes, NULL) : KRAIT_OK;
+}
+
+static int32_t compute(loader *l, const kr_weight *item, int how, const void **data, uint64_t *bytes) {
+  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+  const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype);
+  float *values = kr_arena_try(l->arena, (size_t)n * sizeof *values);
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  for (uint64_t i = 0; i < n; i++) {
+    const double v = kr_get(&view, (int64_t)i);
+    values[i] = (float)(how == AS_DECAY ? -exp(v) : v);
+    KR_CHECK(isfinite(values[i]), KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not finite at element %llu; the file is damaged, or its training went wrong", label_of(l), item->name,
+             (unsigned long long)i);
+  }
+  *data = values;
+  *bytes = n * sizeof *values;
+  return KRAIT_OK;
+}
+
+static int32_t take_weight(loader *l, const kr_weight *item, shape want, int how, kr_mlm_tensor *to) {
+  const void *data = item->data;
+  uint64_t bytes = item->bytes;
+  KR_TRY(check_shape(l, item, want));
+  if (how != AS_STORED) KR_TRY(compute(l, item, how, &data, &bytes));
+  to->dtype = how == AS_STORED ? item->dtype : KRAIT_F32;
+  l->w->bytes += bytes;
+  if (l->ctx->cuda) return to_device(l, data, bytes, &to->data);
+  to->data = data;
+  if (l->folder || how != AS_STORED) return KRAIT_OK;
+  void *copy = kr_arena_try(l->arena, (size_t)bytes); /* memory of its own: a token must read as much as it would */
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  to->data = memcpy(copy, data, (size_t)bytes);
+  return KRAIT_OK;
+}
+
+/* A layer's tensor; one that is not needed may be missing. */
+static int32_t take(loader *l, int64_t layer, const char *name, int is_needed, shape want, int how, kr_mlm_tensor *to) {
+  char key[128];
+  snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
+  kr_weight made;
+  const kr_weight *item = find_item(l, key, is_needed, want, &made);
+  KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", label_of(l), key);
+  return item ? take_weight(l, item, want, how, to) : KRAIT_OK;
+}
+
+static int32_t take_mamba1(loader *l, int64_t i, kr_mlm_layer *to) {
+  const kr_mlm_config *c = l->c;
+  KR_TRY(take(l, i, "mixer.in_proj.weight", 1, SHAPE(2 * c->Di, c->d), AS_STORED, &to->in_proj));
+  KR_TRY(take(l, i, "mixer.in_proj.bias", 0, SHAPE(2 * c->Di), AS_STORED, &to->in_proj_bias));
+  KR_TRY(take(l, i, "mixer.conv1d.weight", 1, SHAPE(c->Di, 1, c->W), AS_STORED, &to->conv));
+  KR_TRY(take(l, i, "mixer.conv1d.bias", 0, SHAPE(c->Di), AS_STORED, &to->conv_bias));
+  KR_TRY(take(l, i, "mixer.x_proj.weight", 1, SHAPE(c->R + 2 * c->N, c->Di), AS_STORED, &to->x_proj));
+  KR_TRY(take(l, i, "mixer.dt_proj.weight", 1, SHAPE(c->Di, c->R), AS_STORED, &to->dt_proj));
+  KR_TRY(take(l, i, "mixer.dt_proj.bias", 1, SHAPE(c->Di), AS_FLOAT, &to->dt_bias));
+  KR_TRY(take(l, i, "mixer.A_log", 1, SHAPE(c->Di, c->N), AS_DECAY, &to->A));
+  return take(l, i, "mixer.D", 1, SHAPE(c->Di), AS_FLOAT, &to->D);
+}
+
+static int32_t take_mamba2(loader *l, int64_t i, kr_mlm_layer *to) {
+  const kr_mlm_config *c = l->c;
+  const int64_t C = c->Di + 2 * c->G * c->N, rows = c->Di + C + c->H;
+  char key[64];
+  snprintf(key, sizeof key, "backbone.layers.%lld.mixer.D", (long long)i);
+  const kr_weight *D = l->folder ? kr_model_folder_find(l->folder, key) : NULL;
+  to->D_per_channel = D && D->n_dims == 1 && D->shape[0] == c->Di && c->Di != c->H;
+  KR_TRY(take(l, i, "mixer.in_proj.weight", 1, SHAPE(rows, c->d), AS_STORED, &to->in_proj));
+  KR_TRY(take(l, i, "mixer.in_proj.bias", 0, SHAPE(rows), AS_STORED, &to->in_proj_bias));
+  KR_TRY(take(l, i, "mixer.conv1d.weight", 1, SHAPE(C, 1, c->W), AS_STORED, &to->conv));
+  KR_TRY(take(l, i, "mixer.conv1d.bias", 0, SHAPE(C), AS_STORED, &to->conv_bias));
+  KR_TRY(take(l, i, "mixer.dt_bias", 1, SHAPE(c->H), AS_FLOAT, &to->dt_bias));
+  KR_TRY(take(l, i, "mixer.A_log", 1, SHAPE(c->H), AS_DECAY, &to->A));
+  KR_TRY(take(l, i, "mixer.D", 1, SHAPE(to->D_per_channel ? c->Di : c->H), AS_FLOAT, &to->D));
+  return take(l, i, "mixer.norm.weight", 1, SHAPE(c->Di), AS_STORED, &to->gate_norm);
+}
+
+static int32_t take_attention(loader *l, int64_t i, kr_mlm_layer *to) {
+  const kr_mlm_attention *a = &l->c->attention;
+  const int64_t C = kr_mlm_channels(l->c, i);
+  KR_TRY(take(l, i, "mixer.in_proj.weight", 1, SHAPE(C, l->c->d), AS_STORED, &to->in_proj));
+  KR_TRY(take(l, i, "mixer.in_proj.bias", 0, SHAPE(C), AS_STORED, &to->in_proj_bias));
+  if (!a->W) return KRAIT_OK;
+  KR_TRY(take(l, i, "mixer.conv1d.weight", 1, SHAPE(C, 1, a->W), AS_STORED, &to->conv));
+  return take(l, i, "mixer.conv1d.bias", 1, SHAPE(C), AS_STORED, &to->conv_bias);
+}
+
+static int32_t take_layer(loader *l, int64_t i, kr_mlm_layer *to) {
+  const kr_mlm_config *c = l->c;
+  KR_TRY(take(l, i, "norm.weight", 1, SHAPE(c->d), AS_STORED, &to->norm));
+  KR_TRY(take(l, i, "norm.bias", 0, SHAPE(c->d), AS_STORED, &to->norm_bias));
+  const int is_attention = c->attention.layers[i];
+  KR_TRY((is_attention ? take_attention : c->mixer == KR_MIXER_MAMBA1 ? take_mamba1 : take_mamba2)(l, i, to));
+  KR_TRY(take(l, i, "mixer.out_proj.weight", 1, SHAPE(c->d, is_attention ? c->attention.H * c->attention.D : c->Di), AS_STORED, &to->out_proj));
+  KR_TRY(take(l, i, "mixer.out_proj.bias", 0, SHAPE(c->d), AS_STORED, &to->out_proj_bias));
+  if (!c->F) return KRAIT_OK;
+  KR_TRY(take(l, i, "norm2.weight", 1, SHAPE(c->d), AS_STORED, &to->norm2));
+  KR_TRY(take(l, i, "norm2.bias", 0, SHAPE(c->d), AS_STORED, &to->norm2_bias));
+  KR_TRY(take(l, i, "mlp.fc1.weight", 1, SHAPE(2 * c->F, c->d), AS_STORED, &to->fc1));
+  KR_TRY(take(l, i, "mlp.fc1.bias", 0, SHAPE(2 * c->F), AS_STORED, &to->fc1_bias));
+  KR_TRY(take(l, i, "mlp.fc2.weight", 1, SHAPE(c->d, c->F), AS_STORED, &to->fc2));
+  return take(l, i, "mlp.fc2.bias", 0, SHAPE(c->d), AS_STORED, &to->fc2_bias);
+}
+
+static int32_t take_global(loader *l, const char *name, const char *other, int is_needed, shape want, kr_mlm_tensor *to) {
+  kr_weight made;
+  const kr_weight *item = find_item(l, name, is_needed, want, &made);
+  if (!item && other) item = find_item(l, other, is_needed, want, &made);
+  KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", label_of(l), name);
+  return item ? take_weight(l, item, want, AS_STORED, to) : KRAIT_OK;
+}
+
+static int32_t take_all(loader *l) {
+  const kr_mlm_config *c = l->c;
+  kr_mlm_weights *w = l->w;
+  const kr_weight *head = l->folder ? kr_model_folder_find(l->folder, "lm_head.weight") : NULL;
+  const kr_weight *embedding = l->folder ? kr_model_folder_find(l->folder, "backbone.embedding.weight") : NULL;
+  l->used = w->bytes = 0;
+  KR_TRY(take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
+  const int is_tied = !head || (embedding && head->data == embedding->data);
+  if (is_tied) w->head = w->embedding;
+  else KR_TRY(take_global(l, "lm_head.weight", NULL, 1, SHAPE(c->V, c->d), &w->head));
+  KR_TRY(take_global(l, "backbone.norm_f.weight", NULL, 1, SHAPE(c->d), &w->norm_f));
+  KR_TRY(take_global(l, "backbone.norm_f.bias", NULL, 0, SHAPE(c->d), &w->norm_f_bias));
+  for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_layer(l, i, &w->layers[i]));
+  if (!is_tied) w->bytes -= (uint64_t)(c->V * c->d) * krait_dtype_bytes(w->embedding.dtype);
+  return KRAIT_OK;
+}
+
+static int32_t read_all(loader *l) {
+  KR_TRY(take_all(l));
+  l->w->dtype = l->ctx->cuda ? l->w->layers[0].in_proj.dtype : KRAIT_F32;
+  if (!l->ctx->cuda) {
+    l->w->owned = l->arena;
+    l->arena = NULL;
+    return KRAIT_OK;
+  }
+  KR_TRY(kr_cuda_alloc(l->ctx->cuda, l->used, (void **)&l->device));
+  l->w->owned = l->device;
+  KR_TRY(take_all(l));
+  return kr_cuda_wait(l->ctx->cuda, NULL);
+}
+
+static int32_t load(loader *l) {
+  kr_mlm_weights *w = l->w;
+  *w = (kr_mlm_weights){.layers = kr_alloc_array((size_t)l->c->n_layers, sizeof *w->layers)};
+  l->arena = kr_arena_open();
+  int32_t status = w->layers && l->arena ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)l->c->n_layers);
+  if (status >= 0) status = read_all(l);
+  if (l->arena) kr_arena_close(&l->arena);
+  if (status < 0) kr_mlm_weights_free(l->ctx, w);
+  return status;
+}
+
+int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *c, kr_mlm_weights *w) {
+  return load(&(loader){.ctx = ctx, .folder = folder, .c = c, .w = w});
+}
+
+/* Uniform, of a standard deviation of about 0.02: enough that nothing saturates. */
+static void fill_random(void *data, int32_t dtype, uint64_t n) {
+  const krait_view view = {.data = data, .dtype = dtype};
+  uint64_t seed = 1;
+  for (uint64_t i = 0; i < n; i++) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    kr_put(&view, (int64_t)i, ((double)(seed >> 40) / (1 << 24) - 0.5) * 0.07);
+  }
+}
+
+int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, kr_mlm_weights *w) {
+  const uint64_t rows = (uint64_t)(c->V > 4 * c->Di + 4 * c->G * c->N ? c->V : 4 * c->Di + 4 * c->G * c->N), n = rows * (uint64_t)(c->d > c->Di ? c->d : c->Di);
+  void *random = kr_alloc_array((size_t)n, krait_dtype_bytes(dtype));
+  *w = (kr_mlm_weights){0};
+  KR_CHECK(random, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
+  fill_random(random, dtype, n);
+  const int32_t status = load(&(loader){.ctx = ctx, .c = c, .w = w, .random = random, .random_type = dtype});
+  kr_free(random);
+  return status;
+}
+
+void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *w) {
+  if (w->owned && ctx->cuda) kr_cuda_free(ctx->cuda, w->owned);
+  else if (w->owned) kr_arena_close((kr_arena **)&w->owned);
+  kr_free(w->layers);
+  *w = (kr_mlm_weights){0};
+}

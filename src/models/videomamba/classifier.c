@@ -1,0 +1,97 @@
+/* classifier.c: a file's frames through the model: pixels as it was trained on them, probabilities out. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <krait/vision.h>
+
+#include "alloc.h"
+#include "frames.h"
+#include "status.h"
+#include "videomamba.h"
+
+struct krait_classifier {
+  kr_weights *weights;
+  kr_videomamba *model;
+  uint8_t *rgb;  /* (T, side, side, 3) */
+  float *frames; /* (3, T, side, side) */
+};
+
+static int32_t open_all(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+  KR_TRY(kr_weights_open(path, &c->weights));
+  KR_TRY(kr_weights_widen(c->weights));
+  KR_TRY(kr_weights_check_finite(c->weights));
+  KR_TRY(kr_videomamba_open(ctx, c->weights, &c->model));
+  const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
+  KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS, "%s has no head: these weights give tokens to a model above them, not classes", path);
+  c->rgb = kr_alloc_array((size_t)(m->T * m->side * m->side), 3);
+  c->frames = kr_alloc_array((size_t)(m->T * m->side * m->side), 3 * sizeof *c->frames);
+  KR_CHECK(c->rgb && c->frames, KRAIT_ERR_NO_MEMORY, "no memory for %lld frames", (long long)m->T);
+  return KRAIT_OK;
+}
+
+int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, krait_classifier **classifier) {
+  KR_CHECK(classifier, KRAIT_ERR_ARGUMENT, "krait_classifier_open: classifier is NULL");
+  *classifier = NULL;
+  KR_CHECK(ctx && weights_path, KRAIT_ERR_ARGUMENT, "krait_classifier_open: %s is NULL", ctx ? "weights_path" : "ctx");
+  krait_classifier *c = kr_zalloc(sizeof *c);
+  KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a classifier");
+  const int32_t status = open_all(ctx, weights_path, c);
+  if (status < 0) krait_classifier_close(&c);
+  *classifier = c;
+  return status;
+}
+
+void krait_classifier_close(krait_classifier **classifier) {
+  krait_classifier *c = classifier ? *classifier : NULL;
+  if (!c) return;
+  kr_videomamba_close(&c->model);
+  if (c->weights) kr_weights_close(&c->weights);
+  kr_free(c->rgb);
+  kr_free(c->frames);
+  kr_free(c);
+  *classifier = NULL;
+}
+
+int64_t krait_classifier_n_classes(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->n_classes : 0; }
+int64_t krait_classifier_n_frames(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->T : 0; }
+
+static void normalise(const kr_videomamba_config *m, const uint8_t *rgb, float *frames) {
+  static const float mean[] = {0.485f, 0.456f, 0.406f}, deviation[] = {0.229f, 0.224f, 0.225f};
+  const int64_t n = m->T * m->side * m->side;
+  for (int64_t i = 0; i < n; i++)
+    for (int k = 0; k < 3; k++) frames[k * n + i] = ((float)rgb[3 * i + k] / 255 - mean[k]) / deviation[k];
+}
+
+static int32_t softmax(float *x, int64_t n) {
+  float most = x[0];
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    KR_CHECK(isfinite(x[i]), KRAIT_ERR_WEIGHTS, "class %lld is not finite: the weights are damaged, or their training went wrong", (long long)i);
+    most = x[i] > most ? x[i] : most;
+  }
+  for (int64_t i = 0; i < n; i++) sum += exp((double)x[i] - most);
+  for (int64_t i = 0; i < n; i++) x[i] = (float)(exp((double)x[i] - most) / sum);
+  return KRAIT_OK;
+}
+
+static int32_t read_frames(krait_classifier *c, const char *path, int64_t *frames_at) {
+  const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
+  struct stat st;
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
+  const int32_t status = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? kr_frames_spread(fd, path, m->side, m->T, c->rgb, frames_at) : kr_fail(KRAIT_ERR_FILE_OPEN, "%s is not a regular file", path);
+  close(fd);
+  return status;
+}
+
+int32_t krait_classifier_file(krait_classifier *c, const char *path, float *probabilities, int64_t *frames_at) {
+  KR_CHECK(c && path && probabilities, KRAIT_ERR_ARGUMENT, "krait_classifier_file: %s is NULL", !c ? "classifier" : path ? "probabilities" : "path");
+  KR_TRY(read_frames(c, path, frames_at));
+  normalise(kr_videomamba_config_of(c->model), c->rgb, c->frames);
+  KR_TRY(kr_videomamba_run(c->model, c->frames, probabilities, NULL));
+  return softmax(probabilities, krait_classifier_n_classes(c));
+}

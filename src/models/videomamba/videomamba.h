@@ -1,0 +1,28 @@
+/* videomamba.h: VideoMamba (MODEL.md): classes of a clip, or its tokens for a model above. */
+#ifndef KR_VIDEOMAMBA_H
+#define KR_VIDEOMAMBA_H
+
+#include <krait/krait.h>
+
+#include "weights.h"
+
+/* All of it follows from the shapes of the tensors. */
+typedef struct kr_videomamba_config {
+  int64_t side, patch;    /* pixels of a frame (square) and of a patch */
+  int64_t T, D, n_layers; /* frames, width, layers */
+  int64_t Di, N, R, W;    /* inner width, states, rank of dt, taps */
+  int64_t n_classes;      /* 0: the multimodal form, which gives tokens */
+} kr_videomamba_config;
+
+typedef struct kr_videomamba kr_videomamba;
+
+/* The weights must be float32 (kr_weights_widen) and outlive the model. Keys may stand behind "vision_encoder.". */
+int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_videomamba **model);
+void kr_videomamba_close(kr_videomamba **model);
+const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *model);
+static inline int64_t kr_videomamba_tokens(const kr_videomamba_config *c) { return 1 + c->T * (c->side / c->patch) * (c->side / c->patch); }
+
+/* One clip: frames (3,T,side,side), normalised. logits (n_classes), tokens (1 + T patches, D) after the last norm; either may be NULL. */
+int32_t kr_videomamba_run(kr_videomamba *model, const float *frames, float *logits, float *tokens);
+
+#endif

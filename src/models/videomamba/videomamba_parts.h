@@ -1,0 +1,32 @@
+/* videomamba_parts.h: what the files of this folder share: parameters where the context computes, and the graph over them. */
+#ifndef KR_VIDEOMAMBA_PARTS_H
+#define KR_VIDEOMAMBA_PARTS_H
+
+#include "graph.h"
+#include "videomamba.h"
+
+/* One direction of a mixer. */
+typedef struct kr_vm_scan {
+  const float *A, *Dvec, *conv, *conv_bias, *x_proj, *dt_proj, *dt_bias; /* A: -exp(A_log) */
+} kr_vm_scan;
+
+typedef struct kr_vm_layer {
+  const float *norm, *in_proj, *out_proj;
+  kr_vm_scan scan[2]; /* forwards, backwards */
+} kr_vm_layer;
+
+typedef struct kr_vm_parameters {
+  const float *embed, *embed_bias; /* (D, 3 patch patch), (D) */
+  const float *places;             /* (tokens, D): what is added to each; for the first one all of it */
+  const float *norm, *head, *head_bias;
+  kr_vm_layer *layers;
+} kr_vm_parameters;
+
+typedef struct kr_vm_graph {
+  kr_graph *g;
+  kr_tensor patches, logits, tokens; /* (T patches, 3 patch patch); (1, n_classes) or 0; (1 + T patches, D) */
+} kr_vm_graph;
+
+int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p, kr_vm_graph *to);
+
+#endif

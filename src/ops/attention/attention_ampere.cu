@@ -1,0 +1,252 @@
+/* attention_ampere.cu: attention by warps' tensor cores: a block of four warps takes a tile of rows and walks over tiles of keys, the last first. Keys come
+ * past the registers a tile ahead, values while scores are made. Compiled per type (KR_HALF: float16).
+ * kr_attention_ampere_D: heads of up to D channels, every option but softcap, slopes and dropout; kr_attention_ampere_D_any: those, too. */
+#include "attention_fragments.cuh"
+#include "mma.cuh"
+
+#ifdef KR_HALF
+typedef kr_f16 element;
+enum { DTYPE = KRAIT_F16 };
+#else
+typedef kr_bf16 element;
+enum { DTYPE = KRAIT_BF16 };
+#endif
+enum { THREADS = KR_ATTENTION_AMPERE_THREADS };
+
+/* A block's rows and what its thread has of them: rows 16 m + g and + 8 of the warp's, of M. */
+typedef struct block {
+  sequence s;
+  int row, h, kv, b, warp_row, lane;
+} block;
+
+/* Rows of a tile past the registers: 16 bytes a thread, zeros from `end` on and beyond the head's channels. */
+template <int D, int ROWS, int KEYS>
+KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attention_tensor &v, const block &at, int first, int end) {
+  const int PER_ROW = D / 8, STEP = THREADS / PER_ROW;
+  const int chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
+  const int exists = chunk * 8 < p.D;
+  const uint16_t *const data = (const uint16_t *)v.data + chunk * 8, *from = data;
+  const int64_t step = STEP * v.t;
+  if (!KEYS) from += query_at(v, at.s, at.h, first + row);
+  else if (!at.s.pages) from += key_at(p, v, at.s, at.kv, first + row);
+  to += kr_swizzle<D * 2>(row, chunk);
+#pragma unroll
+  for (int k = 0; k < ROWS / STEP; k++, from += step) {
+    const int there = exists && first + row + k * STEP < end;
+    const uint16_t *one = from;
+    if (KEYS && at.s.pages) one = there ? data + key_at(p, v, at.s, at.kv, first + row + k * STEP) : data;
+    const int turn = STEP == 4 && k % 2 ? 64 : 0; /* the swizzle goes by eight rows */
+    kr_copy_some_at((to ^ turn) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data, there ? 16 : 0);
+  }
+}
+
+/* s = q k^T of the warp's 16 M rows. lane_q, lane_k: where the lane's row of matrices lies. */
+template <int D, int M, int N>
+KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_k) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[m][j][i] = 0;
+#pragma unroll
+  for (int k = 0; k < D / 16; k++) {
+    uint32_t a[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) kr_load_matrices_at(a[m], (lane_q ^ k * 32) + m * 16 * D * 2);
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      uint32_t b[4];
+      kr_load_matrices_at(b, (lane_k ^ k * 32) + j * 16 * D * 2);
+#pragma unroll
+      for (int m = 0; m < M; m++) kr_mma_as(element(), s[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), s[m][2 * j + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+/* o += w v. */
+template <int D, int M, int N>
+KR_DEV void add_output(float (&o)[M][D / 8][4], const uint32_t (&w)[M][N / 16][4], uint32_t lane_v) {
+#pragma unroll
+  for (int k = 0; k < N / 16; k++)
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      uint32_t b[4];
+      kr_load_matrices_turned_at(b, (lane_v ^ j * 32) + k * 16 * D * 2);
+#pragma unroll
+      for (int m = 0; m < M; m++) kr_mma_as(element(), o[m][2 * j], w[m][k], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], w[m][k], b[2], b[3]);
+    }
+}
+
+/* Softcap and slopes: scores in powers of two. */
+template <int M, int N>
+KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float slope, int key, float (&s)[M][N / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        s[m][j][i] = KR_LOG2E * score_of(p, s[m][j][i], slope, at.warp_row + 16 * m + at.lane / 4 + i / 2 * 8, key + 8 * j + at.lane % 4 * 2 + i % 2, at.s.shift);
+}
+
+template <int M, int N>
+KR_DEV void hide(const kr_attention_plan &p, const block &at, int key, float (&s)[M][N / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = at.warp_row + 16 * m + at.lane / 4 + 8 * r, first = first_key(p, at.s, i) - key - at.lane % 4 * 2, end = end_key(p, at.s, i) - key - at.lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+          if (8 * j + c < first || 8 * j + c >= end) s[m][j][2 * r + c] = MINUS_INFINITY;
+    }
+}
+
+/* Of 32 keys at a time the lane's bytes come from one draw. */
+template <int M, int N>
+KR_DEV void drop(const kr_attention_plan &p, const block &at, int key, float (&s)[M][N / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int j = 0; j < N / 8; j += 4) {
+      uint32_t words[4];
+      roll(p, words, at.b, at.h, at.warp_row + 16 * m + at.lane / 4, key + 8 * j + at.lane % 4 * 2);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[m][j + k][i] = (int)(words[k] >> i * 8 & 255) < p.keep_below ? s[m][j + k][i] * p.keep_scale : 0.0f;
+    }
+}
+
+/* Scores become weights; o is scaled where the highest product of a row has grown. */
+template <int D, int M, int N>
+KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], float (&sum)[M][2], float (&o)[M][D / 8][4]) {
+  float high[M][2];
+  int grows = 0;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float a = higher(s[m][0][2 * r], s[m][0][2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < N / 8; j++) a = higher(a, higher(s[m][j][2 * r], s[m][j][2 * r + 1]));
+      a = higher(a, kr_shuffle_xor(a, 1));
+      high[m][r] = higher(a, kr_shuffle_xor(a, 2));
+      grows |= (high[m][r] - most[m][r]) * scale > SLACK;
+    }
+  if (kr_any_lane(grows)) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float now = higher(most[m][r], high[m][r]), shrink = now == MINUS_INFINITY ? 1.0f : kr_exp2((most[m][r] - now) * scale);
+        most[m][r] = now, sum[m][r] *= shrink;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) o[m][j][2 * r] *= shrink, o[m][j][2 * r + 1] *= shrink;
+      }
+  }
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const float offset = most[m][r] == MINUS_INFINITY ? 0.0f : most[m][r] * scale;
+      float part[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          s[m][j][2 * r + c] = kr_exp2(kr_fma(s[m][j][2 * r + c], scale, -offset));
+          part[c] += s[m][j][2 * r + c];
+        }
+      sum[m][r] += part[0] + part[1];
+    }
+}
+
+template <int M, int N>
+KR_DEV void pack_weights(const float (&s)[M][N / 8][4], uint32_t (&w)[M][N / 16][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) w[m][k][i] = kr_pack(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1], DTYPE);
+}
+
+template <int D, int M, int N>
+KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, const float (&most)[M][2], const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = at.warp_row + 16 * m + at.lane / 4 + 8 * r;
+      const float by = end_sum(p, at.s, at.h, i, scale, most[m][r], sum[m][r], at.lane % 4 == 0);
+      uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, at.s, at.h, i);
+#pragma unroll
+      for (int j = 0; j < D / 8; j += 4) {
+        uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) w[k] = by > 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
+        const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
+        const int column = 8 * j + at.lane % 4 * 8;
+        if (i < at.s.rows_q && column < p.D) *(kr_raw16 *)(to + column) = eight;
+      }
+    }
+}
+
+template <int D, int ANY>
+KR_DEV void run(const kr_attention_plan &p) {
+  const int M = KR_AMPERE_M(D), N = KR_AMPERE_KEYS(D), ROWS = 64 * M, TILE = N * D * 2;
+  KR_DYNAMIC_SHARED(shared);
+  const uint32_t q = kr_shared_at(shared), k0 = q + ROWS * D * 2, v = k0 + 2 * TILE;
+  const task mine = task_of(p, kr_block_x());
+  block at = {sequence_of(p, mine.b), mine.tile * ROWS, mine.h, mine.h / p.heads, mine.b, 0, kr_thread() & 31};
+  if (at.row >= at.s.rows_q) return;
+  at.warp_row = at.row + (kr_thread() >> 5) * 16 * M;
+  const float scale = ANY ? 1.0f : p.scale * KR_LOG2E, slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
+  float o[M][D / 8][4] = {}, most[M][2], sum[M][2];
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) most[m][r] = MINUS_INFINITY, sum[m][r] = 0;
+  const int last = at_most(at.row + ROWS, at.s.n_q) - 1, end = at.row < at.s.n_q ? end_key(p, at.s, last) : 0, first = at.row < at.s.n_q ? first_key(p, at.s, at.row) / N : 0;
+  const int all_from = first_key(p, at.s, at.warp_row + 16 * M - 1), all_to = end_key(p, at.s, at.warp_row);
+  /* the lane's rows of matrices: of q 16 rows by 16 channels, of k 16 keys by 16 channels, of v turned */
+  const int l = at.lane, low = (l & 7) + (l >> 3 & 1) * 8;
+  const uint32_t lane_q = q + (at.warp_row - at.row) * D * 2 + kr_swizzle<D * 2>(low, l >> 4), lane_k = kr_swizzle<D * 2>((l & 7) + (l >> 4) * 8, l >> 3 & 1), lane_v = v + kr_swizzle<D * 2>(low, l >> 4);
+  int n = (end + N - 1) / N - 1, buffer = 0;
+  if (n >= first) {
+    copy_rows<D, ROWS, 0>(p, q, p.q, at, at.row, at.s.n_q);
+    copy_rows<D, N, 1>(p, k0, p.k, at, n * N, at.s.n_k);
+    kr_commit_copies();
+  }
+  for (; n >= first; n--, buffer ^= 1) {
+    float s[M][N / 8][4];
+    uint32_t w[M][N / 16][4];
+    kr_copied<0>();
+    kr_sync();
+    copy_rows<D, N, 1>(p, v, p.v, at, n * N, at.s.n_k);
+    kr_commit_copies();
+    if (n > first) copy_rows<D, N, 1>(p, k0 + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
+    kr_commit_copies();
+    make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
+    if (ANY) make_any_scores<M, N>(p, at, slope, n * N, s);
+    if (n * N < all_from || n * N + N > all_to) hide<M, N>(p, at, n * N, s);
+    weigh<D, M, N>(s, scale, most, sum, o);
+    if (ANY && p.rng.data) drop<M, N>(p, at, n * N, s);
+    pack_weights<M, N>(s, w);
+    kr_copied<1>();
+    kr_sync();
+    add_output<D, M, N>(o, w, lane_v);
+  }
+  finish<D, M, N>(p, at, scale, most, sum, o);
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const kr_attention_plan p) { run<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128(const kr_attention_plan p) { run<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256(const kr_attention_plan p) { run<256, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64_any(const kr_attention_plan p) { run<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128_any(const kr_attention_plan p) { run<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256_any(const kr_attention_plan p) { run<256, 1>(p); }

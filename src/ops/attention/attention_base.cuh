@@ -1,0 +1,102 @@
+/* attention_base.cuh: what the base tier's kernels of attention share: a block of four warps holds a tile of 32 keys (or rows) in float32; a
+ * lane makes the products of one of them with its warp's R rows (or keys), which lie in shared memory, too. Any type, strides, size and option. */
+#ifndef KR_ATTENTION_BASE_CUH
+#define KR_ATTENTION_BASE_CUH
+
+#include "attention_tiles.cuh"
+
+enum { WARPS = KR_ATTENTION_BASE_THREADS / 32, TILE = 32 };
+#define MINUS_INFINITY (-__builtin_inff())
+
+KR_DEV int lane_of(void) { return kr_thread() & 31; }
+KR_DEV int warp_of(void) { return kr_thread() >> 5; }
+
+KR_DEV float sum_lanes(float v) {
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
+  return v;
+}
+KR_DEV float highest_lane(float v) {
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const float other = kr_shuffle_xor(v, d);
+    v = other > v ? other : v;
+  }
+  return v;
+}
+
+/* A block's work: tile of rows (or of keys), head, batch. */
+typedef struct task {
+  int tile, h, b;
+} task;
+KR_DEV task task_of(int n_tiles, int H) {
+  const int rest = kr_block_x() / n_tiles;
+  return task{kr_block_x() - rest * n_tiles, rest % H, rest / H};
+}
+
+template <int K>
+KR_DEV constexpr int pitch(void) { return 32 * K + 1; }
+
+/* 32 keys, or rows, from `first` on, zeros from `end` on. */
+template <int K>
+KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h, int first, int end, int D) {
+  for (int r = warp_of(); r < TILE; r += WARPS) {
+    const int64_t at = first + r < end ? key_at(p, v, s, h, first + r) : 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      const int d = lane_of() + 32 * k;
+      tile[r * pitch<K>() + d] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
+    }
+  }
+}
+template <int K>
+KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequence &s, int h, int first, int end, int D) {
+  for (int r = warp_of(); r < TILE; r += WARPS) {
+    const int64_t at = first + r < end ? query_at(v, s, h, first + r) : 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      const int d = lane_of() + 32 * k;
+      tile[r * pitch<K>() + d] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
+    }
+  }
+}
+
+/* A lane's row of the tile by each of the warp's R rows. */
+template <int K, int R>
+KR_DEV void multiply(float (&s)[R], const float *tile, const float *rows) {
+  const float *const mine = tile + lane_of() * pitch<K>(), *const theirs = rows + warp_of() * R * 32 * K;
+#pragma unroll
+  for (int r = 0; r < R; r++) s[r] = 0;
+#pragma unroll 8
+  for (int d = 0; d < 32 * K; d++) {
+    const float v = mine[d];
+#pragma unroll
+    for (int r = 0; r < R; r++) s[r] = kr_fma(theirs[r * 32 * K + d], v, s[r]);
+  }
+}
+
+/* o += w tile: w of the tile's 32 rows lie in the lanes. */
+template <int K, int R>
+KR_DEV void accumulate(float (&o)[R][K], const float (&w)[R], const float *tile) {
+#pragma unroll 4
+  for (int j = 0; j < TILE; j++) {
+    float v[K];
+#pragma unroll
+    for (int k = 0; k < K; k++) v[k] = tile[j * pitch<K>() + lane_of() + 32 * k];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      const float one = kr_shuffle_from(w[r], j);
+#pragma unroll
+      for (int k = 0; k < K; k++) o[r][k] = kr_fma(one, v[k], o[r][k]);
+    }
+  }
+}
+
+template <int K>
+KR_DEV void store_row(const kr_attention_tensor &to, int64_t at, const float (&o)[K], float scale, int D) {
+#pragma unroll
+  for (int k = 0; k < K; k++)
+    if (lane_of() + 32 * k < D) kr_store(to.data, at + (lane_of() + 32 * k) * to.d, to.dtype, o[k] * scale);
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* attention_plan.h: what the host tells the kernels of attention and of its gradient; host and device read the same struct. */
+#ifndef KR_ATTENTION_PLAN_H
+#define KR_ATTENTION_PLAN_H
+
+#include <stdint.h>
+
+#include "rows.h"
+
+enum { KR_ATTENTION_BASE_THREADS = 128 };
+/* Rows, or keys, of a warp of the base tier by the size of heads: 32 K channels. */
+#define KR_ATTENTION_BASE_ROWS(K) ((K) > 4 ? 2 : 4)
+#define KR_ATTENTION_BASE_SHARED(K, factors) ((uint32_t)(32 * (32 * (K) + 1) + (factors) * 4 * KR_ATTENTION_BASE_ROWS(K) * 32 * (K)) * 4)
+
+/* (batch or block of the cache, token, head, channel): strides in elements. Packed sequences: batch 0 alone. */
+typedef struct kr_attention_tensor {
+  void *data; /* NULL: absent */
+  int64_t b, t, h, d;
+  int32_t dtype, reserved;
+} kr_attention_tensor;
+
+typedef struct kr_attention_index {
+  const int32_t *data; /* NULL: absent */
+  int64_t step;
+} kr_attention_index;
+
+typedef struct kr_attention_plan {
+  kr_attention_tensor q, k, v, out;         /* t of pages: tokens of a page */
+  kr_attention_tensor lse;
+  int32_t B, H, heads, D, Dv;               /* heads: of q to one of k and v */
+  int32_t Lq, Lk, rows_q, rows_k;           /* Lq, Lk: of q and k in memory, a page's where there are pages; rows: the most that a sequence may have */
+  int32_t Bk, n_pages;
+  kr_attention_index cu_q, cu_k, used_q, used_k, leftpad, cache_row, rng;
+  kr_attention_index table;                 /* pages; table_b from sequence to sequence */
+  int64_t table_b;
+  int32_t left, right;                      /* the window; -1: no limit */
+  float scale, softcap, scale_by_cap;       /* softcap 0: none; scale_by_cap: scale / softcap */
+  int32_t keep_below;                       /* dropout, if there is rng: an element stays whose random byte is below it */
+  float keep_scale;
+  int32_t sinks_dtype;
+  const float *slopes;                      /* ALiBi: (batch, head) */
+  const void *sinks;                        /* one more logit of a head */
+  int64_t slopes_b, slopes_h, sinks_h;
+  int32_t n_q_tiles, n_splits, split_keys;
+  int32_t n_units, section;                 /* tiles of rows by heads by batches; so many heads and batches go together, for the L2 cache */
+  float *partial;                           /* sums of parts of the keys */
+  /* the gradient */
+  kr_attention_tensor dout, dq, dk, dv, dlse, dsinks;
+  float *delta;                             /* (head, row of q): sum of dout out, less dlse */
+  int64_t delta_h;
+} kr_attention_plan;
+
+/* Tiles of 64 M rows by N keys; two of keys and one of values lie in shared memory. */
+enum { KR_ATTENTION_AMPERE_THREADS = 128 };
+#define KR_AMPERE_M(D) ((D) > 128 ? 1 : 2)
+#define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
+#define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
+
+/* A driver's tensor map: (channel, token, head, batch). */
+typedef struct __attribute__((aligned(64))) kr_attention_map {
+  uint64_t words[16];
+} kr_attention_map;
+
+typedef struct kr_attention_hopper_plan {
+  kr_attention_map q, k, v;
+  kr_attention_plan plan;
+} kr_attention_hopper_plan;
+
+/* A warpgroup takes 64 rows; three where heads are small enough for its registers. */
+#define KR_HOPPER_GROUPS(D) ((D) == 64 ? 3 : 2)
+#define KR_HOPPER_ROWS(D) (64 * KR_HOPPER_GROUPS(D))
+#define KR_HOPPER_THREADS_OF(D) (128 * (KR_HOPPER_GROUPS(D) + 1))
+/* Keys of a tile where every row sees all, and where a tile may lie across the edge. */
+#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : 176)
+#define KR_HOPPER_EDGED(D) 128
+enum { KR_HOPPER_KV_STAGES = 2 };
+#define KR_HOPPER_SHARED(D, N) ((uint32_t)((KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 256))
+
+
+#endif

@@ -1,0 +1,32 @@
+/* attention_rows.h: the rows of attention, its gradient and what goes before them, beyond the functions that op_list.h knows. */
+#ifndef KR_ATTENTION_ROWS_H
+#define KR_ATTENTION_ROWS_H
+
+#include <krait/krait.h>
+
+struct kr_attention_inputs;
+/* Pairs of a query and a key that a call's masks leave, all heads. */
+double kr_attention_pairs(const struct kr_attention_inputs *in);
+
+enum { KR_ATTENTION_MOST_D = 256 };
+
+#define KR_ATTENTION_SCRATCH(row)                                       \
+  uint64_t kr_attention_##row(const krait_ctx *ctx, const void *args);  \
+  uint64_t kr_attention_bwd_##row(const krait_ctx *ctx, const void *args);
+KR_ATTENTION_SCRATCH(ref_scratch)
+KR_ATTENTION_SCRATCH(scratch_avx512)
+KR_ATTENTION_SCRATCH(scratch_avx2)
+KR_ATTENTION_SCRATCH(scratch_neon)
+KR_ATTENTION_SCRATCH(scratch_scalar)
+
+/* Few queries: a row of each instruction set before its tiles. */
+#define KR_ATTENTION_FEW(isa)                                                                \
+  const char *kr_attention_few_refuse_##isa(const krait_ctx *ctx, const void *args);         \
+  int32_t kr_attention_few_##isa(const krait_ctx *ctx, const void *args);                    \
+  uint64_t kr_attention_few_scratch_##isa(const krait_ctx *ctx, const void *args);
+KR_ATTENTION_FEW(avx512)
+KR_ATTENTION_FEW(avx2)
+KR_ATTENTION_FEW(neon)
+KR_ATTENTION_FEW(scalar)
+
+#endif

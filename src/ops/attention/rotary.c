@@ -1,0 +1,16 @@
+/* rotary.c: contract, cost and rows of the rotary embedding. The equation is in rotary_ref.c. Bound: float32 1e-5, 16-bit storage one rounding. */
+#include "op_list.h"
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_rotary_args *a = args;
+  const double n = (double)a->L * (double)a->H * (double)a->D * (a->cu_seqlens.data ? 1 : (double)a->B);
+  cost->flops = 3 * n;
+  cost->bytes = 2 * n * (double)krait_dtype_bytes(a->x.dtype);
+  cost->exps = 0;
+}
+
+static const kr_row rows[] = {
+    {"ref", KRAIT_CAP_CPU, NULL, kr_rotary_ref, NULL},
+};
+
+KR_OP_DEFINE(rotary, rows, NULL, count_cost, kr_rotary_case, 200)

@@ -1,0 +1,15 @@
+/* gather_rows.c: cost and rows of taking rows of a table. The equation is in gather_rows_ref.c. Bound: one rounding, where the types differ. */
+#include "op_list.h"
+#include "view.h"
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_gather_rows_args *a = args;
+  cost->bytes = (double)a->R * (double)a->M * (double)(krait_dtype_bytes(a->table.dtype) + krait_dtype_bytes(a->out.dtype));
+}
+
+static const kr_row rows[] = {
+    KR_CUDA_ROWS(gather_rows)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_gather_rows_ref, NULL},
+};
+
+KR_OP_DEFINE(gather_rows, rows, NULL, count_cost, kr_gather_rows_case, 300)

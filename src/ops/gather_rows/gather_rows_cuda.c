@@ -1,0 +1,26 @@
+/* gather_rows_cuda.c: the launch. */
+#include "cuda_row.h"
+#include "gather_rows/gather_rows_plan.h"
+#include "op_list.h"
+
+static const kr_kernel gather = {"gather_rows", "kr_gather_rows"};
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_gather_rows_args *a = args;
+  const int64_t n = a->R * a->M;
+  if (n == 0) return KRAIT_OK;
+  const kr_gather_plan p = {.a = *a, .M = kr_divisor_of(a->M), .n_threads = (uint32_t)n};
+  const kr_grid grid = {.x = (uint32_t)((n + KR_GATHER_THREADS - 1) / KR_GATHER_THREADS), .block = KR_GATHER_THREADS, .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, tier, &gather, &grid, &p, sizeof p);
+}
+
+const char *kr_gather_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gather_rows_args *a = args;
+  (void)ctx;
+  if (a->table.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
+  return (double)a->R * (double)a->M >= 2147483648.0 - KR_GATHER_THREADS ? "2^31 elements or more" : NULL;
+}
+
+uint64_t kr_gather_rows_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+
+KR_CUDA_TIERS(gather_rows, run)

@@ -1,0 +1,18 @@
+/* gather_rows_plan.h: what the kernel of gather_rows.cu takes. */
+#ifndef KR_GATHER_ROWS_PLAN_H
+#define KR_GATHER_ROWS_PLAN_H
+
+#include <krait/ops.h>
+
+#include "rows.h"
+
+enum { KR_GATHER_THREADS = 128 };
+
+typedef struct kr_gather_plan {
+  krait_gather_rows_args a;
+  kr_divisor M;
+  uint32_t n_threads;
+  uint32_t reserved;
+} kr_gather_plan;
+
+#endif

@@ -1,0 +1,34 @@
+/* tokenizer.h: tokenizer.json of the byte-level kind: text to tokens and back. Immutable after open; any number of threads may use it.
+ *
+ * Read are: form C or no normalisation; the cuts of split.h; BPE on bytes; added tokens, special or not, that are cut out of the text first. Anything else
+ * in the file is refused by name, because its tokens would be wrong. */
+#ifndef KR_TOKENIZER_H
+#define KR_TOKENIZER_H
+
+#include "bpe.h"
+
+typedef struct kr_tokenizer kr_tokenizer;
+
+int32_t kr_tokenizer_open(const char *path, kr_tokenizer **tokenizer);
+int32_t kr_tokenizer_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_tokenizer **tokenizer);
+void kr_tokenizer_close(kr_tokenizer **tokenizer);
+
+int64_t kr_tokenizer_size(const kr_tokenizer *t); /* one more than the highest token */
+enum { KR_ENCODE_PLAIN = 1 };                     /* the names of special tokens are text like any other */
+/* Appends; text that is not UTF-8 is KRAIT_ERR_ARGUMENT. */
+int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids);
+/* The bytes of a token, not always whole characters (utf8.h has kr_utf8_push); n is 0 for what is no token. */
+const char *kr_tokenizer_bytes(const kr_tokenizer *t, int32_t id, size_t *n);
+int kr_tokenizer_is_special(const kr_tokenizer *t, int32_t id);
+int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content); /* "<|im_end|>"; -1: there is none */
+
+/* ---- the chat template of Qwen2 (chat.c) ---- */
+typedef struct kr_message {
+  const char *role, *content; /* "system", "user", "assistant" */
+} kr_message;
+int kr_chat_is_known(const kr_tokenizer *t); /* it has the template's special tokens */
+/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. A content's special tokens are text. Without a system message
+ * first the template's own stands there. */
+int32_t kr_chat_encode(const kr_tokenizer *t, const kr_message *messages, int n, kr_ids *ids);
+
+#endif

@@ -1,0 +1,140 @@
+/* quality.c: all measures of the demo recording, as it is, mixed, late, with a stretch lost and with gaps, against what independent programs say
+ * (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../test.h"
+#include "pesq.h"
+#include "quality.h"
+#include "scorer.h"
+#include "status.h"
+#include "track.h"
+
+static float *clean, *noisy, *other;
+static int64_t n;
+
+static float *read_demo(const char *path) {
+  kr_track *track = NULL;
+  if (kr_track_open(path, 0, 16000, &track) < 0) return NULL;
+  n = kr_track_length(track);
+  float *samples = calloc((size_t)n, sizeof *samples);
+  int64_t n_read = 0;
+  if (samples && kr_track_read(track, samples, n, &n_read) < 0) n_read = 0;
+  kr_track_close(&track);
+  return n_read == n ? samples : NULL;
+}
+
+static int open_demo(void **state) {
+  (void)state;
+  clean = read_demo("demo/clean.flac");
+  noisy = read_demo("demo/noisy.flac");
+  other = calloc((size_t)n, sizeof *other);
+  return clean && noisy && other ? 0 : -1;
+}
+
+static int close_demo(void **state) {
+  (void)state;
+  free(clean);
+  free(noisy);
+  free(other);
+  return 0;
+}
+
+static void make_variant(const char *name) {
+  enum { LATE = 600, LOST = 4000, GAP = 1500 };
+  const int is_noisy = strcmp(name, "noisy") == 0, is_late = strcmp(name, "late") == 0, is_lost = strcmp(name, "lost") == 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t from = is_late ? i - LATE : is_lost && i >= n / 2 ? i + LOST : i;
+    other[i] = from < 0 || from >= n ? 0 : is_noisy ? noisy[from] : 0.5f * clean[from] + 0.5f * noisy[from];
+  }
+  for (int64_t i = 10000; strcmp(name, "gone") == 0 && i < n - GAP; i += 20000) memset(other + i, 0, GAP * sizeof *other);
+}
+
+static void as_independent_programs(void **state) {
+  (void)state;
+  FILE *file = fopen("tests/golden/metrics/demo.tsv", "r");
+  assert_non_null(file);
+  char line[512], name[32];
+  int n_rows = 0;
+  assert_non_null(fgets(line, sizeof line, file));
+  assert_non_null(strstr(line, "pesq\tpesq_nb\tcsig\tcbak\tcovl\tsegsnr_db\tsi_sdr_db\tstoi\tllr\twss"));
+  for (double v[10]; fgets(line, sizeof line, file); n_rows++) {
+    kr_quality q;
+    double narrow;
+    assert_int_equal(sscanf(line, "%31s%lf%lf%lf%lf%lf%lf%lf%lf%lf%lf", name, v, v + 1, v + 2, v + 3, v + 4, v + 5, v + 6, v + 7, v + 8, v + 9), 11);
+    make_variant(name);
+    assert_int_equal(kr_quality_of(clean, other, n, &q), KRAIT_OK);
+    assert_int_equal(kr_pesq(clean, other, n, KR_PESQ_NARROW, &narrow), KRAIT_OK);
+    const double found[] = {q.pesq, narrow, q.csig, q.cbak, q.covl, q.segsnr_db, q.si_sdr_db, q.stoi, q.llr, q.wss};
+    const double bounds[] = {1e-3, 1e-3, 2e-3, 2e-3, 2e-3, 1e-3, 1e-3, 1e-3, 1e-3, 2e-2};
+    for (int i = 0; i < 10; i++) {
+      if (!(fabs(found[i] - v[i]) <= bounds[i])) print_message("%s, column %d: %.6f instead of %.6f\n", name, i + 1, found[i], v[i]);
+      assert_true(fabs(found[i] - v[i]) <= bounds[i]);
+    }
+  }
+  fclose(file);
+  assert_int_equal(n_rows, 5);
+}
+
+static void the_same_is_best(void **state) {
+  (void)state;
+  kr_quality q;
+  assert_int_equal(kr_quality_of(clean, clean, n, &q), KRAIT_OK);
+  assert_float_equal(q.pesq, 4.644, 1e-3); /* the mapping's value at 4.5 */
+  assert_float_equal(q.segsnr_db, 35, 0.01);
+  assert_float_equal(q.stoi, 1, 1e-6);
+  assert_float_equal(q.llr, 0, 1e-9);
+  assert_float_equal(q.wss, 0, 1e-9);
+  assert_true(q.csig == 5 && q.covl == 5);
+}
+
+/* Levels do not matter to PESQ; what cannot be measured is NaN, with a sentence. */
+static void levels_and_nothing(void **state) {
+  (void)state;
+  double loud, soft, mos;
+  for (int64_t i = 0; i < n; i++) other[i] = 0.01f * noisy[i];
+  assert_int_equal(kr_pesq(clean, noisy, n, KR_PESQ_WIDE, &loud), KRAIT_OK);
+  assert_int_equal(kr_pesq(clean, other, n, KR_PESQ_WIDE, &soft), KRAIT_OK);
+  assert_float_equal(loud, soft, 1e-4);
+  memset(other, 0, (size_t)n * sizeof *other);
+  assert_true(kr_pesq(clean, other, n, KR_PESQ_WIDE, &mos) < 0 && isnan(mos) && strstr(krait_error_detail(), "silent"));
+  assert_true(kr_pesq(other, clean, n, KR_PESQ_WIDE, &mos) < 0 && isnan(mos));
+  assert_true(kr_pesq(clean, noisy, 3999, KR_PESQ_WIDE, &mos) < 0 && strstr(krait_error_detail(), "0.25 s"));
+  kr_quality q;
+  assert_int_equal(kr_quality_of(clean, noisy, 100, &q), KRAIT_OK);
+  assert_true(isnan(q.pesq) && isnan(q.stoi) && isnan(q.llr) && isnan(q.csig) && isfinite(q.si_sdr_db));
+  assert_int_equal(kr_quality_of(other, clean, n, &q), KRAIT_OK);
+  assert_true(isnan(q.pesq) && isnan(q.si_sdr_db));
+}
+
+/* A batch beside other work: the same scores as one by one, for any number of threads. */
+static void batches(void **state) {
+  (void)state;
+  enum { BATCH = 5, N = 16000 };
+  double want[BATCH], found[BATCH];
+  int64_t n_failed;
+  for (int i = 0; i < BATCH; i++) kr_pesq(clean + i * N, i == 3 ? other : noisy + i * N, N, KR_PESQ_WIDE, &want[i]);
+  float *x = malloc(2 * BATCH * N * sizeof *x);
+  memcpy(x, clean, BATCH * N * sizeof *x);
+  memcpy(x + BATCH * N, noisy, BATCH * N * sizeof *x);
+  memset(x + (BATCH + 3) * N, 0, N * sizeof *x); /* silent: fails */
+  for (int n_threads = 1; n_threads < 8; n_threads += 3) {
+    kr_scorer *scorer = NULL;
+    assert_int_equal(kr_scorer_open(n_threads, &scorer), KRAIT_OK);
+    for (int turn = 0; turn < 3; turn++) {
+      assert_int_equal(kr_scorer_begin(scorer, x, x + BATCH * N, BATCH - turn, N), KRAIT_OK);
+      assert_true(turn > 0 || kr_scorer_begin(scorer, x, x, 1, N) < 0);
+      assert_int_equal(kr_scorer_end(scorer, found, &n_failed), KRAIT_OK);
+      assert_int_equal(n_failed, turn < 2);
+      for (int i = 0; i < BATCH - turn; i++) assert_true(i == 3 ? isnan(found[i]) : found[i] == want[i]);
+    }
+    kr_scorer_close(&scorer);
+  }
+  free(x);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs), cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
+  return cmocka_run_group_tests(tests, open_demo, close_demo);
+}

@@ -1,0 +1,135 @@
+"""krait classify: a made-up film and pictures through a made-up VideoMamba: which frames, which pixels, probabilities; and what is refused. Without libavfilter one
+line says so."""
+import json
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+
+KRAIT = sys.argv[1]
+SIDE, PATCH, D, DI, N, R, CLASSES, T = 32, 16, 8, 16, 4, 2, 6, 4
+failures = 0
+
+
+def check(condition, text):
+    global failures
+    if not condition:
+        failures += 1
+        print("FAILED:", text)
+
+
+def krait(*arguments):
+    done = subprocess.run([KRAIT, "classify", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    check(done.returncode in (0, 1, 2), f"{arguments}: status {done.returncode}")
+    check(done.returncode == 0 or (len(done.stderr.strip().splitlines()) == 1), f"{arguments}: {done.stderr!r}")
+    return done
+
+
+def weights(path, **changes):
+    """A model of one layer whose classes see colours; safetensors."""
+    draw = random.Random(1)
+    shapes = {"cls_token": (1, 1, D), "pos_embed": (1, 5, D), "temporal_pos_embedding": (1, T, D), "patch_embed.proj.weight": (D, 3, 1, PATCH, PATCH),
+              "patch_embed.proj.bias": (D,), "layers.0.norm.weight": (D,), "layers.0.mixer.in_proj.weight": (2 * DI, D), "layers.0.mixer.out_proj.weight": (D, DI),
+              "norm_f.weight": (D,), "head.weight": (CLASSES, D), "head.bias": (CLASSES,)}
+    for end in ("", "_b"):
+        shapes.update({"layers.0.mixer.A%s_log" % end: (DI, N), "layers.0.mixer.D" + end: (DI,), "layers.0.mixer.conv1d%s.weight" % end: (DI, 1, 4),
+                       "layers.0.mixer.conv1d%s.bias" % end: (DI,), "layers.0.mixer.x_proj%s.weight" % end: (R + 2 * N, DI),
+                       "layers.0.mixer.dt_proj%s.weight" % end: (DI, R), "layers.0.mixer.dt_proj%s.bias" % end: (DI,)})
+    shapes.update(changes)
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        if shape is None:
+            continue
+        count = 1
+        for size in shape:
+            count *= size
+        values = [draw.gauss(0, 0.3) for _ in range(count)]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + 4 * count]}
+        data += struct.pack("<%df" % count, *values)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def chunk(kind, data):
+    return kind + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+
+
+def avi(path, colours, side=48):
+    """Uncompressed pictures, each of one colour (r, g, b)."""
+    frames = [bytes([b, g, r]) * side * side for r, g, b in colours]
+    head = struct.pack("<14I", 40000, 0, 0, 0x10, len(frames), 0, 1, side * side * 3, side, side, 0, 0, 0, 0)
+    stream = b"vidsDIB " + struct.pack("<IHHIIIIIIII4H", 0, 0, 0, 0, 1, 25, 0, len(frames), side * side * 3, 0xffffffff, 0, 0, 0, side, side)
+    form = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, side * side * 3, 0, 0, 0, 0)
+    lists = chunk(b"LIST", b"hdrl" + chunk(b"avih", head) + chunk(b"LIST", b"strl" + chunk(b"strh", stream) + chunk(b"strf", form)))
+    movie = chunk(b"LIST", b"movi" + b"".join(chunk(b"00db", f) for f in frames))
+    path.write_bytes(chunk(b"RIFF", b"AVI " + lists + movie))
+    return path
+
+
+def png(path, colour, width=40, height=32):
+    part = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = (b"\0" + bytes(colour) * width) * height
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b""))
+    return path
+
+
+def classes(done):
+    return [json.loads(line)["classes"] for line in done.stdout.splitlines()]
+
+
+def films(folder, model):
+    red = (250, 10, 10)
+    film = avi(folder / "red.avi", [red] * 24)
+    picture = png(folder / "red.png", red)
+    done = krait(film, picture, "-w", model, "--json", "--top", CLASSES)
+    if "need FFmpeg's libavfilter" in done.stderr:
+        check(done.returncode == 1, "without libavfilter the status is 1")
+        print("libavfilter is not installed: films were not read")
+        return
+    check(done.returncode == 0, done.stderr)
+    of_film, of_picture = classes(done)
+    check(abs(sum(c["probability"] for c in of_film) - 1) < 1e-4, "probabilities add up to one")
+    check(all(a["class"] == b["class"] and abs(a["probability"] - b["probability"]) < 1e-3 for a, b in zip(of_film, of_picture)), "a film of one colour is its picture")
+    check(json.loads(done.stdout.splitlines()[0])["frames"] == [3, 9, 15, 21], "frames at 1/8, 3/8, 5/8 and 7/8")
+    long = avi(folder / "long.avi", [(i % 256, 0, 0) for i in range(1000)], side=8)
+    at = json.loads(krait(long, "-w", model, "--json").stdout)["frames"]
+    check(all(abs(a - b) < 8 for a, b in zip(at, (125, 375, 625, 875))), f"a long film's frames: {at}")
+    short = json.loads(krait(avi(folder / "short.avi", [red, red]), "-w", model, "--json").stdout)["frames"]
+    check(short == [0, 0, 1, 1], f"a film of two frames: {short}")
+    blue = classes(krait(png(folder / "blue.png", (10, 10, 250)), "-w", model, "--json", "--top", CLASSES))[0]
+    check(blue != of_picture, "another colour, other probabilities")
+    labels = folder / "labels.txt"
+    labels.write_text("".join("name %d\n" % i for i in range(CLASSES)))
+    done = krait(picture, "-w", model, "--labels", labels, "--top", 2)
+    check(done.returncode == 0 and len(done.stdout.splitlines()) == 3 and "name %d" % of_picture[0]["class"] in done.stdout, done.stdout)
+    empty = avi(folder / "empty.avi", [])
+    done = krait(empty, picture, "-w", model)
+    check(done.returncode == 1 and "no picture" in done.stderr and "red.png" in done.stdout, f"a film without frames: {done.stderr!r}")
+    labels.write_text("one\n")
+    done = krait(picture, "-w", model, "--labels", labels)
+    check(done.returncode == 2 and "has 1 labels, the weights have 6" in done.stderr, done.stderr)
+
+
+def refusals(folder, model):
+    text = folder / "text.mp4"
+    text.write_text("no film at all, only words\n")
+    for arguments, words in (((text, "-w", model), "neither a film"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
+                             ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
+        done = krait(*arguments)
+        check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")
+    for change, words in (({"head.weight": None}, "has no head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
+        done = krait(text, "-w", weights(folder / "bad.safetensors", **change))
+        check(done.returncode == 1 and words in done.stderr, f"{change}: {done.stderr!r}")
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    model = weights(folder / "model.safetensors")
+    films(folder, model)
+    refusals(folder, model)
+print(failures, "failures")
+sys.exit(failures != 0)

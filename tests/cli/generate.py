@@ -1,0 +1,283 @@
+"""krait generate and krait score with a tiny model of random weights: against a plain implementation in Python, pieces against one pass, sampling, states,
+several prompts, what is refused. Usage: python3 tests/cli/generate.py KRAIT"""
+import json
+import math
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from run import KRAIT, check, check_error, finish, krait
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tools"))
+import tiny_language_model as tiny  # noqa: E402
+
+folder = tempfile.TemporaryDirectory(prefix="krait-generate-")
+here = pathlib.Path(folder.name)
+PROMPT = "the rain in the north and"
+
+
+# ---- a plain implementation ----
+def read_tensors(path):
+    data = path.read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__")
+    return {k: (v["shape"], struct.unpack(f"<{(v['data_offsets'][1] - v['data_offsets'][0]) // 4}f", data[8 + n:][slice(*v["data_offsets"])])) for k, v in header.items()}
+
+
+def silu(x):
+    return x / (1 + math.exp(-x))
+
+
+def softplus(x):
+    return math.log1p(math.exp(x))
+
+
+def matvec(w, x):
+    (_, k), values = w
+    return [sum(a * b for a, b in zip(values[i * k:(i + 1) * k], x)) for i in range(len(values) // k)]
+
+
+def rms(x, weight=None, eps=1e-5):
+    scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + eps)
+    return [v * scale * (weight[i] if weight else 1) for i, v in enumerate(x)]
+
+
+class Plain:
+    """Mamba-1 or FalconMamba, a token at a time."""
+
+    def __init__(self, path, is_falcon):
+        self.w, self.is_falcon = read_tensors(path / "model.safetensors"), is_falcon
+        self.conv = [[[0.0] * tiny.TAPS for _ in range(2 * tiny.D)] for _ in range(tiny.LAYERS)]
+        self.ssm = [[[0.0] * tiny.STATE for _ in range(2 * tiny.D)] for _ in range(tiny.LAYERS)]
+
+    def mix(self, i, x):
+        get = lambda name: self.w[f"backbone.layers.{i}.mixer.{name}"]
+        inner, rank, N = 2 * tiny.D, tiny.D // 16, tiny.STATE
+        xz = matvec(get("in_proj.weight"), x)
+        u = []
+        for c in range(inner):
+            self.conv[i][c] = self.conv[i][c][1:] + [xz[c]]
+            taps = get("conv1d.weight")[1][c * tiny.TAPS:(c + 1) * tiny.TAPS]
+            u.append(silu(get("conv1d.bias")[1][c] + sum(a * b for a, b in zip(taps, self.conv[i][c]))))
+        columns = matvec(get("x_proj.weight"), u)
+        dt, B, C = columns[:rank], columns[rank:rank + N], columns[rank + N:]
+        if self.is_falcon:
+            dt, B, C = rms(dt, eps=1e-6), rms(B, eps=1e-6), rms(C, eps=1e-6)
+        delta = matvec(get("dt_proj.weight"), dt)
+        y = []
+        for c in range(inner):
+            step, total = softplus(delta[c] + get("dt_proj.bias")[1][c]), 0.0
+            for n in range(N):
+                state = self.ssm[i][c]
+                state[n] = state[n] * math.exp(-step * math.exp(get("A_log")[1][c * N + n])) + step * B[n] * u[c]
+                total += C[n] * state[n]
+            y.append((total + get("D")[1][c] * u[c]) * silu(xz[inner + c]))
+        return matvec(get("out_proj.weight"), y)
+
+    def step(self, token):
+        embedding = self.w["backbone.embeddings.weight"]
+        h = list(embedding[1][token * tiny.D:(token + 1) * tiny.D])
+        for i in range(tiny.LAYERS):
+            h = [a + b for a, b in zip(h, self.mix(i, rms(h, self.w[f"backbone.layers.{i}.norm.weight"][1])))]
+        return matvec(embedding, rms(h, self.w["backbone.norm_f.weight"][1]))
+
+
+def tokens_of(path, text):
+    """Bytes, and merges by rank; words are cut at spaces, which is what the pattern does with these texts."""
+    model = json.loads((path / "tokenizer.json").read_text())["model"]
+    ranks = {tuple(m.split()): i for i, m in enumerate(model["merges"])}
+    ids = []
+    for word in text.replace(" ", "\n ").split("\n"):
+        parts = [c if c != " " else "Ġ" for c in word]
+        while True:
+            pairs = [(ranks[p], i) for i, p in enumerate(zip(parts, parts[1:])) if p in ranks]
+            if not pairs:
+                break
+            _, i = min(pairs)
+            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        ids += [model["vocab"][p] for p in parts]
+    return ids
+
+
+def against_plain(kind):
+    path = here / kind
+    tiny.make(path, kind)
+    plain, ids, nats = Plain(path, kind == "falcon"), tokens_of(path, PROMPT), 0.0
+    logits = None
+    for i, token in enumerate(ids):
+        if i:
+            nats += math.log(sum(math.exp(v) for v in logits)) - logits[token]
+        logits = plain.step(token)
+    score = json.loads(krait("score", path, "-", "--json", stdin=PROMPT.encode()).stdout)
+    check(score["tokens"] == len(ids) - 1 and abs(score["nats_per_token"] - nats / (len(ids) - 1)) < 1e-5, f"{kind}: score {score}, not {nats / (len(ids) - 1)}")
+    made = b""
+    vocab = {v: k for k, v in json.loads((path / "tokenizer.json").read_text())["model"]["vocab"].items()}
+    byte_of = {c: b for b, c in enumerate(json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]) if b < 256}
+    for _ in range(12):
+        token = max(range(len(logits)), key=lambda i: logits[i])
+        if token in vocab:
+            made += bytes(byte_of[c] for c in vocab[token])
+        logits = plain.step(token)
+    done = krait("generate", path, "-p", PROMPT, "-n", 12)
+    check(done.returncode == 0 and done.stdout.removesuffix(b"\n").decode() == made.decode(errors="replace").removesuffix("\n"), f"{kind}: {done.stdout!r}, not {made!r}: {done.stderr!r}")
+    check(done.stderr.count(b"\n") == 1 and b"first token after" in done.stderr, f"rates: {done.stderr!r}")
+
+
+def story(*args, **kw):
+    done = krait("generate", *args, "--json", **kw)
+    check(done.returncode == 0, f"{args}: {done.stderr!r}")
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+def same_text_by_other_ways():
+    tiny.make(here / "whole"), tiny.make(here / "shards", shards=3), tiny.make(here / "half", dtype="f16"), tiny.make(here / "brain", dtype="bf16"), tiny.make(here / "two", "mamba2")
+    whole = story(here / "whole", "-p", PROMPT, "-n", 20)
+    check(whole["tokens"] == 20 and whole["reason"] == "length" and whole["prompt"] == PROMPT, f"{whole}")
+    check(story(here / "shards", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "shards")
+    check(story(here / "whole" / "model.safetensors", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "a weights file")
+    check(story(here / "whole", "-", "-n", 20, stdin=PROMPT.encode())["text"] == whole["text"], "standard input")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
+    for name in ("half", "brain", "two"):
+        check(story(here / name, "-p", PROMPT, "-n", 20)["tokens"] == 20, name)
+    full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("whole", "half"))
+    check(abs(full - score) < 1e-2 * full, f"float16 scores {score}, float32 {full}")
+    check(krait("generate", here / "whole", "-p", PROMPT, "-n", 0).stdout == b"\n", "no tokens")
+    return whole
+
+
+def states(whole):
+    for model, text in ((here / "whole", whole["text"]), (here / "two", story(here / "two", "-p", PROMPT, "-n", 20)["text"])):
+        file = here / f"{model.name}.state"
+        first = story(model, "-p", PROMPT, "-n", 7, "--save-state", file)["text"]
+        rest = story(model, "--load-state", file, "-n", 13)["text"]
+        # a character may begin in the one and end in the other
+        check((first + rest).replace("�", "") == text.replace("�", "") or "�" in first + rest, f"states: {first!r} + {rest!r}, not {text!r}")
+    file = here / "prompt.state"
+    krait("generate", here / "whole", "-p", "the rain in the", "-n", 0, "--save-state", file)
+    check(story(here / "whole", "--load-state", file, "-p", " north and", "-n", 20)["text"] == whole["text"], "a prompt in two parts")
+    check_error(2, "exists", "generate", here / "whole", "-p", "a", "--save-state", file)
+    done = krait("generate", here / "two", "--load-state", file)
+    check(done.returncode == 1 and b"those of another model" in done.stderr and done.stdout == b"", f"{done}")
+    done = krait("generate", here / "whole", "--load-state", here / "whole" / "model.safetensors")
+    check(done.returncode == 1 and b"no file that --save-state wrote" in done.stderr, f"{done}")
+
+
+def sampling(whole):
+    bold = ["-p", PROMPT, "-n", 20, "--temperature", 1.5]
+    one = story(here / "whole", *bold, "--seed", 5)["text"]
+    check(one == story(here / "whole", *bold, "--seed", 5)["text"], "the same seed")
+    check(len({story(here / "whole", *bold, "--seed", s)["text"] for s in range(5)}) > 2, "other seeds")
+    check(story(here / "whole", *bold, "--top-k", 1)["text"] == whole["text"], "--top-k 1 is the likeliest")
+    check(story(here / "whole", *bold, "--top-p", 1e-6)["text"] == whole["text"], "--top-p 0.000001 is the likeliest")
+    check(story(here / "whole", *bold, "--min-p", 1)["text"] == whole["text"], "--min-p 1 is the likeliest")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--repetition-penalty", 5)["text"] != whole["text"], "--repetition-penalty")
+
+
+def stops(whole):
+    text = whole["text"]
+    word = next(c for c in text[3:] if c.isascii())
+    cut = story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", word)
+    check(cut["reason"] == "stop" and cut["text"] == text[:text.index(word)], f"--stop {word!r}: {cut}")
+    streamed = krait("generate", here / "whole", "-p", PROMPT, "-n", 20, "--stop", word).stdout.decode()
+    check(streamed.rstrip("\n") == text[:text.index(word)].rstrip("\n"), f"--stop streamed: {streamed!r}")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never comes")
+
+
+def several():
+    prompts = ["the north", "", "and a rain", "in", "the rain in the north and"]
+    (here / "prompts").write_text("\n".join(prompts))
+    for model in (here / "whole", here / "two"):
+        alone = [story(model, "-p", p, "-n", 15)["text"] for p in prompts if p]
+        done = krait("generate", model, "--file", here / "prompts", "-n", 15, "--json")
+        check([json.loads(line)["text"] for line in done.stdout.splitlines()] == alone, f"{model.name}: --file: {done.stdout!r}, not {alone}")
+    done = krait("generate", here / "whole", "--file", here / "prompts", "-n", 15)
+    check(done.stdout.count(b"\n") == 4, f"a line for each: {done.stdout!r}")
+    done = krait("generate", here / "whole", "--chat", "-p", "hello", "-n", 3, "--json")
+    check(json.loads(done.stdout)["prompt_tokens"] > 40, f"chat: {done.stdout!r}")
+
+
+def refused():
+    bad = here / "bad"
+    tiny.make(bad, shards=2)
+    (bad / "model-00002-of-00002.safetensors").unlink()
+    check_error(2, "names model-00002-of-00002.safetensors, which is missing", "generate", bad, "-p", "a")
+    index = bad / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    check_error(2, "which is not in its folder", "generate", bad, "-p", "a")
+    index.write_text("{}")
+    check_error(2, "no weight_map", "generate", bad, "-p", "a")
+    tiny.make(bad)
+    index.unlink()
+    good = (bad / "model.safetensors").read_bytes()
+    (bad / "model.safetensors").write_bytes(good.replace(b"layers.1.mixer.D", b"layers.1.mixer.E"))
+    check_error(2, "'backbone.layers.1.mixer.D' is missing", "generate", bad, "-p", "a")
+    at = good.index(b"norm_f")
+    (bad / "model.safetensors").write_bytes(good[:at] + good[at:].replace(b'"shape": [32], ', b'"shape":[4,8], ', 1))
+    check_error(2, "'backbone.norm_f.weight' has shape (4, 8), the model wants (32)", "generate", bad, "-p", "a")
+    (bad / "model.safetensors").write_bytes(good[:-5])
+    check_error(2, "truncated", "generate", bad, "-p", "a")
+    (bad / "model.safetensors").write_bytes(good)
+    words = json.loads((bad / "tokenizer.json").read_text())
+    del words["model"]["merges"]
+    (bad / "tokenizer.json").write_text(json.dumps(words))
+    check_error(2, "has no merges", "generate", bad, "-p", "a")
+    (bad / "tokenizer.json").unlink()
+    check_error(2, "has no tokenizer.json; name one with --tokenizer", "generate", bad, "-p", "a")
+    check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole" / "tokenizer.json").returncode == 0, "--tokenizer")
+    config = (bad / "config.json").read_text()
+    for change, words in (('"mamba"', ('"gpt2"', "config.json says 'gpt2'")), ('"hidden_size": 32', ('"hidden_size": 33', "says a width of 33, the embedding has 32")),
+                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing"))):
+        (bad / "config.json").write_text(config.replace(change, words[0]))
+        check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
+    (bad / "config.json").unlink()
+    check_error(2, "there is no config.json in it", "generate", bad, "-p", "a")
+    check_error(2, "there is no such folder or file", "generate", here / "nowhere", "-p", "a")
+    check_error(2, "no prompt", "generate", here / "whole")
+    check_error(2, "three ways", "generate", here / "whole", "-", "-p", "a")
+    check_error(2, "'b' after the model", "generate", here / "whole", "b")
+    check_error(2, "--top-p is '2'", "generate", here / "whole", "-p", "a", "--top-p", 2)
+    check_error(1, "the prompt is empty", "generate", here / "whole", "-p", "")
+    check_error(1, "not UTF-8: byte 0xff at 1", "generate", here / "whole", "-", stdin=b"a\xff")
+    check_error(2, "a score needs two at least", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "cannot read", "score", here / "whole", here / "nowhere")
+    check_error(2, "has no prompts", "generate", here / "whole", "--file", "/dev/null")
+
+
+def little_memory():
+    """A prompt and weights that do not fit: one line, no crash."""
+    long = here / "long.txt"
+    long.write_bytes(b"the rain in the north and a " * 1000000)
+    limit = f"ulimit -v 120000; exec {KRAIT} generate {here / 'whole'} - --threads 1 -n 1 < {long}"
+    done = subprocess.run(["bash", "-c", limit], capture_output=True, timeout=120)
+    check(done.returncode in (1, 2) and done.stderr.count(b"\n") == 1 and b"memory" in done.stderr, f"too long for the memory: {done}")
+
+
+def interrupted():
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1", "--save-state", str(here / "never.state")], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
+    first = os.read(child.stdout.fileno(), 1)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    rest, errors = child.communicate(timeout=60)
+    check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
+    check(len(rest) > 100, "tokens were streamed until Ctrl-C")
+    check(not (here / "never.state").exists(), "no state file after Ctrl-C")
+
+
+against_plain("mamba1")
+against_plain("falcon")
+whole = same_text_by_other_ways()
+states(whole)
+sampling(whole)
+stops(whole)
+several()
+refused()
+little_memory()
+interrupted()
+finish()

@@ -1,0 +1,461 @@
+/* data.c: training items by their definition: the same whoever makes them, mixed and levelled as stated, every piece once an epoch; bad files named once. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../test.h"
+#include "codec.h"
+#include "data.h"
+#include "mix.h"
+#include "random.h"
+#include "status.h"
+
+enum { HZ = 16000, N_SPEECH = 6, N_NOISE = 4 };
+static char folder[64] = "/tmp/krait-data-XXXXXX";
+static char lines[4096];
+
+static void put_wav(const char *name, int hz, int n_channels, int n, double hz_of_tone, double level) {
+  char path[160];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  const uint32_t bytes = (uint32_t)(2 * n * n_channels);
+  const uint32_t head[] = {0x46464952, 36 + bytes, 0x45564157, 0x20746d66, 16, 1u | (uint32_t)n_channels << 16, (uint32_t)hz, (uint32_t)(hz * n_channels * 2), (uint32_t)(2 * n_channels) | 16u << 16, 0x61746164, bytes};
+  fwrite(head, 1, sizeof head, file);
+  uint64_t random = (uint64_t)(hz_of_tone * 1000) + 1;
+  for (int i = 0; i < n; i++)
+    for (int c = 0; c < n_channels; c++) {
+      random = random * 6364136223846793005ull + 1442695040888963407ull;
+      const double noise = (double)(random >> 40) / 8388608.0 - 1, tone = sin(6.2831853 * hz_of_tone * i / hz) * (0.6 + 0.4 * sin(i * 0.002));
+      const int16_t v = (int16_t)lrint(level * 32767 * (0.7 * tone + 0.3 * noise) * (c ? 0.5 : 1));
+      fwrite(&v, 2, 1, file);
+    }
+  fclose(file);
+}
+
+static void put_text(const char *name, const char *text) {
+  char path[160];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  fclose(file);
+}
+
+static void make_folder(const char *name) {
+  char path[160];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  assert_int_equal(mkdir(path, 0700), 0);
+}
+
+static int fill_folder(void **state) {
+  (void)state;
+  char name[64];
+  if (!mkdtemp(folder)) return -1;
+  const char *const parts[] = {"speech", "noise", "rir", "bad", "pair", "pair/clean", "pair/noisy"};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) make_folder(parts[i]);
+  for (int i = 0; i < N_SPEECH; i++) {
+    snprintf(name, sizeof name, "speech/s%d.wav", i);
+    put_wav(name, i == 2 ? 48000 : HZ, 1, (i == 2 ? 3 : 1) * (20000 + 30000 * i), 200 + 100 * i, 0.1 + 0.1 * i);
+  }
+  for (int i = 0; i < N_NOISE; i++) {
+    snprintf(name, sizeof name, "noise/n%d.wav", i);
+    put_wav(name, HZ, 1 + i % 2, 9000 + 20000 * i, 3000 + 700 * i, 0.3);
+  }
+  for (int i = 0; i < 2; i++) {
+    put_wav(i ? "pair/clean/b.wav" : "pair/clean/a.wav", HZ, 1, 40000, 300 + i, 0.2);
+    put_wav(i ? "pair/noisy/b.wav" : "pair/noisy/a.wav", HZ, 1, 40000, 900 + i, 0.4);
+  }
+  return 0;
+}
+
+static int drop_folder(void **state) {
+  char command[128];
+  (void)state;
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  return system(command);
+}
+
+static char speech_path[128], noise_path[128], rir_path[128];
+
+static kr_data_config config(void) {
+  kr_data_config c;
+  kr_data_defaults(&c);
+  snprintf(speech_path, sizeof speech_path, "%s/speech", folder);
+  snprintf(noise_path, sizeof noise_path, "%s/noise", folder);
+  snprintf(rir_path, sizeof rir_path, "%s/rir", folder);
+  c.speech = speech_path, c.noise = noise_path;
+  return c;
+}
+
+static kr_data *open_data(const kr_data_config *c) {
+  kr_data *data = NULL;
+  const int32_t status = kr_data_open(c, &data);
+  if (status < 0) print_message("%s\n", krait_error_detail());
+  assert_int_equal(status, KRAIT_OK);
+  return data;
+}
+
+static uint64_t hash(uint64_t h, const float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    memcpy(&bits, &x[i], 4);
+    h = (h ^ bits) * 0x100000001b3ull;
+  }
+  return h;
+}
+
+/* The bits of `n_steps` steps from `from` on, all ranks side by side, by so many threads. */
+static uint64_t hash_steps(kr_data_config c, int64_t from, int64_t n_steps, int n_ranks, int n_workers) {
+  uint64_t h = 1469598103934665603ull;
+  kr_data *data[2] = {NULL};
+  c.batch = 4 / n_ranks, c.n_ranks = n_ranks, c.n_workers = n_workers;
+  for (int r = 0; r < n_ranks; r++) {
+    c.rank = r;
+    data[r] = open_data(&c);
+    assert_int_equal(kr_data_begin(data[r], from), KRAIT_OK);
+  }
+  const int64_t n = kr_data_samples(data[0]) * c.batch;
+  float *noisy = malloc((size_t)n * sizeof *noisy), *clean = malloc((size_t)n * sizeof *clean);
+  for (int64_t s = 0; s < n_steps; s++)
+    for (int r = 0; r < n_ranks; r++) {
+      assert_int_equal(kr_data_next(data[r], noisy, clean), KRAIT_OK);
+      for (int64_t i = 0; i < c.batch; i++) {
+        h = hash(h, noisy + i * n / c.batch, n / c.batch);
+        h = hash(h, clean + i * n / c.batch, n / c.batch);
+      }
+    }
+  free(noisy);
+  free(clean);
+  for (int r = 0; r < n_ranks; r++) kr_data_close(&data[r]);
+  return h;
+}
+
+static void same_bits_for_any_threads_ranks_and_start(void **state) {
+  (void)state;
+  kr_data_config c = config();
+  c.most_noises = 3, c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
+  const uint64_t one = hash_steps(c, 0, 9, 1, 1);
+  assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
+  assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
+  const uint64_t later = hash_steps(c, 5, 4, 1, 2);
+  assert_int_equal(hash_steps(c, 5, 4, 2, 1), later);
+  c.seed++;
+  assert_true(hash_steps(c, 0, 9, 1, 7) != one);
+  kr_data *data = open_data(&c); /* going back to a step within one handle */
+  const int64_t n = kr_data_samples(data) * 4;
+  float *a = malloc((size_t)n * 8), *b = malloc((size_t)n * 8);
+  for (int turn = 0; turn < 2; turn++) {
+    assert_int_equal(kr_data_begin(data, 3), KRAIT_OK);
+    assert_int_equal(kr_data_next(data, turn ? b : a, (turn ? b : a) + n), KRAIT_OK);
+  }
+  assert_memory_equal(a, b, (size_t)n * 8);
+  free(a);
+  free(b);
+  kr_data_close(&data);
+}
+
+static void every_piece_once_an_epoch(void **state) {
+  (void)state;
+  for (int64_t n = 1; n < 300; n = n * 2 + 1)
+    for (uint64_t key = 0; key < 5; key++) {
+      char seen[512] = {0};
+      int64_t moved = 0;
+      for (int64_t i = 0; i < n; i++) {
+        const int64_t place = kr_random_place(key, n, i);
+        assert_true(place >= 0 && place < n && !seen[place]);
+        seen[place] = 1;
+        moved += place != i;
+      }
+      if (n > 20) assert_true(moved > n / 2);
+    }
+  kr_data_config c = config();
+  kr_data *data = open_data(&c);
+  int64_t pieces = 0; /* ceil((length - segment) / stride) + 1 where a segment fits, else 1 */
+  for (int i = 0; i < N_SPEECH; i++) {
+    const int64_t length = 20000 + 30000 * i;
+    pieces += length < 64000 ? 1 : (length - 64000 + 31999) / 32000 + 1;
+  }
+  assert_int_equal(kr_data_n_items(data), pieces);
+  assert_int_equal(kr_data_n_steps(data), pieces / 4);
+  assert_int_equal(kr_data_samples(data), 32000);
+  assert_int_equal(kr_data_count(data).n_files, N_SPEECH);
+  assert_string_equal(kr_data_item_name(data, 0), "s0");
+  kr_data_close(&data);
+}
+
+static double db(double ratio) { return 20 * log10(ratio); }
+
+/* Without a room noisy - clean is the noise: its ratio is the drawn one, and all whole decibels come up. */
+static void ratios_and_levels_as_drawn(void **state) {
+  (void)state;
+  kr_data_config c = config();
+  kr_data *data = open_data(&c);
+  const int64_t n = kr_data_samples(data), n_items = kr_data_n_items(data);
+  float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+  int ratios[64] = {0}, levels[64] = {0}, n_limited = 0, n_all = 0;
+  double sum = 0;
+  for (int64_t epoch = 0; epoch < 40; epoch++)
+    for (int64_t i = 0; i < n_items; i++, n_all++) {
+      int64_t own;
+      assert_int_equal(kr_data_item(data, epoch, i, noisy, clean, &own), KRAIT_OK);
+      assert_int_equal(own, n);
+      const double level = db(kr_rms(noisy, n)), drawn = kr_data_item_snr_db(data, epoch, i), peak = kr_peak(noisy, n);
+      assert_true(peak <= 0.9991);
+      const int is_limited = fabs(peak - 0.99) < 1e-4;
+      n_limited += is_limited;
+      if (!is_limited) assert_true(fabs(level - rint(level)) < 0.01 && rint(level) >= -35 && rint(level) <= -15);
+      if (!is_limited) levels[(int)rint(-level)]++;
+      for (int64_t k = 0; k < n; k++) noisy[k] -= clean[k];
+      assert_float_equal(db(kr_rms(clean, n) / kr_rms(noisy, n)), drawn, 0.05);
+      assert_true(drawn >= -15 && drawn <= 20 && drawn == rint(drawn));
+      ratios[(int)drawn + 15]++;
+      sum += drawn;
+    }
+  for (int k = 0; k < 36; k++) assert_true(ratios[k] > n_all / 36 / 4);
+  for (int k = 17; k < 36; k++) assert_true(levels[k] > 0);
+  assert_float_equal(sum / n_all, 2.5, 4 * 10.4 / sqrt(n_all)); /* uniform: mean 2.5, deviation 10.4 */
+  assert_true(n_limited < n_all / 2);
+  free(noisy);
+  free(clean);
+  kr_data_close(&data);
+}
+
+/* Samples of a 16-bit file as the reader gives them. */
+static void read_wav(const char *name, int n_channels, float *x, int64_t n) {
+  char path[160];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  fseek(file, 44, SEEK_SET);
+  for (int64_t i = 0; i < n; i++) {
+    int16_t v[2] = {0};
+    assert_int_equal(fread(v, 2, (size_t)n_channels, file), n_channels);
+    x[i] = (float)v[0] / 32768;
+  }
+  fclose(file);
+}
+
+/* The nine steps of the specification, written down once more, in double, for validation's whole files. */
+static void validation_by_the_formulas(void **state) {
+  (void)state;
+  kr_data_config c = config();
+  kr_data_for_validation(&c);
+  kr_data *data = open_data(&c);
+  const int64_t most = kr_data_samples(data);
+  assert_int_equal(most, 170000);
+  assert_int_equal(kr_data_n_items(data), N_SPEECH);
+  float *noisy = malloc((size_t)most * 4), *clean = malloc((size_t)most * 4), *s = malloc((size_t)most * 4), *v = malloc((size_t)most * 4);
+  for (int i = 0; i < N_SPEECH; i++) {
+    const int64_t n = 20000 + 30000 * i, n_noise = 9000 + 20000 * (i % N_NOISE);
+    char name[32];
+    int64_t own;
+    assert_int_equal(kr_data_item(data, 7, i, noisy, clean, &own), KRAIT_OK);
+    assert_int_equal(own, n);
+    if (i == 2) continue; /* resampled */
+    snprintf(name, sizeof name, "speech/s%d.wav", i);
+    read_wav(name, 1, s, n);
+    snprintf(name, sizeof name, "noise/n%d.wav", i % N_NOISE);
+    read_wav(name, 1 + i % N_NOISE % 2, v, n_noise < n ? n_noise : n);
+    for (int64_t k = n_noise; k < n; k++) v[k] = v[k - n_noise];
+    double speech_gain = 1 / (kr_peak(s, n) + 1e-6), noise_gain = 1 / (kr_peak(v, n) + 1e-6);
+    speech_gain *= pow(10, -25 / 20.0) / (kr_rms(s, n) * speech_gain + 1e-6);
+    noise_gain *= pow(10, -25 / 20.0) / (kr_rms(v, n) * noise_gain + 1e-6);
+    noise_gain *= kr_rms(s, n) * speech_gain / pow(10, kr_data_item_snr_db(data, 0, i) / 20) / (kr_rms(v, n) * noise_gain + 1e-6);
+    double power = 0, peak = 0;
+    for (int64_t k = 0; k < n; k++) power += pow(speech_gain * s[k] + noise_gain * v[k], 2);
+    double scale = pow(10, -25 / 20.0) / (sqrt(power / (double)n) + 1e-6);
+    for (int64_t k = 0; k < n; k++) peak = fmax(peak, fabs(scale * (speech_gain * s[k] + noise_gain * v[k])));
+    if (peak > 0.999) scale *= (0.99 - 1e-6) / peak;
+    for (int64_t k = 0; k < n; k++) {
+      assert_float_equal(clean[k], scale * speech_gain * s[k], 2e-6);
+      assert_float_equal(noisy[k], scale * (speech_gain * s[k] + noise_gain * v[k]), 2e-6);
+    }
+    for (int64_t k = n; k < most; k++) assert_true(noisy[k] == 0 && clean[k] == 0);
+  }
+  free(noisy);
+  free(clean);
+  free(s);
+  free(v);
+  kr_data_close(&data);
+}
+
+/* A room that only delays: what is heard comes 100 samples late, the target does not; with early parts it does, too. */
+static void rooms(void **state) {
+  (void)state;
+  char path[128];
+  enum { DELAY = 100 };
+  snprintf(path, sizeof path, "%s/rir/delay.wav", folder);
+  put_wav("rir/delay.wav", HZ, 1, 400, 0, 0);
+  FILE *file = fopen(path, "r+b");
+  const int16_t one = 16384;
+  fseek(file, 44 + 2 * DELAY, SEEK_SET);
+  fwrite(&one, 2, 1, file);
+  fclose(file);
+  for (int early = 0; early < 2; early++) {
+    kr_data_config c = config();
+    c.rir = rir_path, c.reverb_proportion = 1, c.snr_low_db = c.snr_high_db = 100, c.level_float_db = 0, c.reverb_early_s = early * 0.05;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+    int64_t own;
+    assert_int_equal(kr_data_item(data, 0, 5, noisy, clean, &own), KRAIT_OK);
+    for (int64_t i = DELAY; i < n; i++) assert_float_equal(noisy[i], clean[early ? i : i - DELAY], 4e-3 * kr_peak(clean, n));
+    free(noisy);
+    free(clean);
+    kr_data_close(&data);
+  }
+}
+
+/* Real pairs stay as they are, but for one level; throat microphones have a level of their own. */
+static void pairs(void **state) {
+  (void)state;
+  char clean_path[128], noisy_path[128];
+  snprintf(clean_path, sizeof clean_path, "%s/pair/clean", folder);
+  snprintf(noisy_path, sizeof noisy_path, "%s/pair/noisy", folder);
+  for (int own_levels = 0; own_levels < 2; own_levels++) {
+    kr_data_config c = config();
+    c.speech = clean_path, c.noisy = noisy_path, c.noise = NULL, c.own_levels = own_levels, c.segment = 0;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4), *s = malloc((size_t)n * 4), *v = malloc((size_t)n * 4);
+    int64_t own;
+    read_wav("pair/clean/b.wav", 1, s, n);
+    read_wav("pair/noisy/b.wav", 1, v, n);
+    assert_int_equal(kr_data_item(data, 0, 1, noisy, clean, &own), KRAIT_OK);
+    const double want = own_levels ? 1 : kr_rms(s, n) / kr_rms(v, n);
+    assert_float_equal(kr_rms(clean, n) / kr_rms(noisy, n), want, 1e-3);
+    assert_float_equal(noisy[1234] / kr_rms(noisy, n), v[1234] / kr_rms(v, n), 1e-4);
+    assert_float_equal(clean[1234] / kr_rms(clean, n), s[1234] / kr_rms(s, n), 1e-4);
+    free(noisy);
+    free(clean);
+    free(s);
+    free(v);
+    kr_data_close(&data);
+  }
+}
+
+static void note_line(void *user, const char *line) {
+  (void)user;
+  const size_t n = strlen(lines);
+  snprintf(lines + n, sizeof lines - n, "%s\n", line);
+}
+
+static int count_lines_with(const char *text) {
+  int n = 0;
+  for (const char *at = lines; (at = strstr(at, text)); at++) n++;
+  return n;
+}
+
+static void bad_files_are_told_once_and_left_out(void **state) {
+  (void)state;
+  char bad[128];
+  snprintf(bad, sizeof bad, "%s/bad", folder);
+  put_wav("bad/good.wav", HZ, 1, 40000, 440, 0.3);
+  put_wav("bad/low.wav", 8000, 1, 40000, 440, 0.3);
+  put_wav("bad/silent.wav", HZ, 1, 40000, 440, 0);
+  put_wav("bad/none.wav", HZ, 1, 0, 440, 0);
+  put_text("bad/empty.wav", "");
+  put_text("bad/text.flac", "this is no sound");
+  put_text("bad/index.tsv", "not looked at");
+  put_text("list.txt", "# a list\nbad/good.wav\r\n  bad/missing.wav\n\nbad/low.wav\n");
+  for (int side = 0; side < 2; side++) {
+    kr_data_config c = config();
+    if (side) c.noise = bad;
+    else c.speech = bad;
+    c.report = note_line, c.n_workers = 4;
+    lines[0] = 0;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data) * c.batch;
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+    assert_int_equal(kr_data_begin(data, 0), KRAIT_OK);
+    for (int step = 0; step < 12; step++) {
+      assert_int_equal(kr_data_next(data, noisy, clean), KRAIT_OK);
+      assert_true(isfinite(kr_rms(noisy, n)) && kr_rms(noisy, n) > 0);
+    }
+    for (size_t i = 0; i < 5; i++) {
+      const char *const names[] = {"low.wav", "silent.wav", "none.wav", "empty.wav", "text.flac"};
+      if (count_lines_with(names[i]) != 1) print_message("%s: %s", names[i], lines);
+      assert_int_equal(count_lines_with(names[i]), 1);
+    }
+    assert_int_equal(count_lines_with("\n"), 5);
+    assert_int_equal(kr_data_count(data).n_bad, 5);
+    assert_non_null(strstr(lines, "8000 Hz"));
+    assert_non_null(strstr(lines, "is silent"));
+    free(noisy);
+    free(clean);
+    kr_data_close(&data);
+  }
+  char list[128];
+  snprintf(list, sizeof list, "%s/list.txt", folder);
+  kr_data_config c = config();
+  c.speech = list, c.report = note_line, lines[0] = 0;
+  kr_data *data = open_data(&c);
+  assert_int_equal(kr_data_n_items(data), 1);
+  assert_non_null(strstr(lines, "missing.wav"));
+  kr_data_close(&data);
+}
+
+static void refusals(void **state) {
+  (void)state;
+  kr_data *data = NULL;
+  kr_data_config c = config();
+  c.speech = "/nonexistent/place";
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "/nonexistent/place"));
+  c = config();
+  c.noise = NULL;
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "noise"));
+  c = config();
+  c.reverb_proportion = 0.5;
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "rir"));
+  c = config();
+  c.shift = c.segment;
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "shift"));
+  c = config();
+  put_text("rir/only.txt", "rir/nothing_there.wav\n");
+  static char list[128];
+  snprintf(list, sizeof list, "%s/rir/only.txt", folder);
+  c.speech = list;
+  assert_true(kr_data_open(&c, &data) < 0 && strstr(krait_error_detail(), "only.txt"));
+  assert_null(data);
+}
+
+/* No codec shifts, and each leaves speech-like sound close to what it was. */
+static void codecs_keep_the_time(void **state) {
+  (void)state;
+  enum { N = 16000 };
+  static float x[N], y[N];
+  assert_true(kr_codec_count() >= 5);
+  uint64_t random = 3;
+  double low = 0;
+  for (int i = 0; i < N; i++) {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    low = 0.9 * low + 0.1 * ((double)(random >> 40) / 8388608.0 - 1);
+    x[i] = (float)(low * (0.6 + 0.4 * sin(i * 0.003)));
+  }
+  for (int codec = 0; codec < kr_codec_count(); codec++) {
+    memcpy(y, x, sizeof x);
+    assert_int_equal(kr_codec_pass(codec, y, N), KRAIT_OK);
+    double best = 0;
+    int best_lag = -1000;
+    for (int lag = -400; lag <= 400; lag++) {
+      double xy = 0, xx = 0, yy = 0;
+      for (int i = 1000; i < N - 1000; i++) xy += (double)x[i] * y[i + lag], xx += (double)x[i] * x[i], yy += (double)y[i + lag] * y[i + lag];
+      if (xy / sqrt(xx * yy) > best) best = xy / sqrt(xx * yy), best_lag = lag;
+    }
+    if (best_lag != 0 || best < 0.8) print_message("%s: correlation %.3f at %d\n", kr_codec_name(codec), best, best_lag);
+    assert_int_equal(best_lag, 0);
+    assert_true(best > 0.8);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
+      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(pairs), cmocka_unit_test(bad_files_are_told_once_and_left_out),
+      cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
+  return cmocka_run_group_tests(tests, fill_folder, drop_folder);
+}

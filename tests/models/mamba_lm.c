@@ -1,0 +1,221 @@
+/* mamba_lm.c: language models against the shared golden files: logits, states, greedy continuations, pieces and steps against one pass; and what is
+ * refused. Skipped where the golden files are not beside this tree; tests/cli/generate.py has a model of its own. */
+#include "../test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "mamba_lm/mamba_lm.h"
+
+static const char *const models[][2] = {{"mamba1", "mamba1"}, {"mamba1-hf", "mamba1"}, {"mamba2", "mamba2"}, {"mamba2-hf", "mamba2"}, {"falcon-hf", "falcon"}, {"mamba1/pytorch_model.bin", "mamba1"}, {"mamba2/pytorch_model.bin", "mamba2"}, {"hybrid", "hybrid"}, {"hybrid/pytorch_model.bin", "hybrid"}};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+static krait_ctx *ctx;
+#define WORKS(call) do { if ((call) < 0) fail_msg("%s", krait_error_detail()); } while (0)
+
+static kr_weights *open_golden(const char *name) {
+  char path[1000];
+  kr_weights *golden = NULL;
+  snprintf(path, sizeof path, "%s/mamba_lm/%s.golden.safetensors", SHARED_GOLDEN, name);
+  if (kr_weights_open(path, &golden) == KRAIT_ERR_FILE_OPEN) skip();
+  return golden;
+}
+
+static void open_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mlm **m) {
+  char path[1000];
+  snprintf(path, sizeof path, "%s/mamba_lm/%s", SHARED_GOLDEN, name);
+  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, m) < 0) fail_msg("%s: %s", name, krait_error_detail());
+}
+
+static const float *floats(const kr_weights *golden, const char *name) {
+  const kr_weight *item = kr_weights_find(golden, name);
+  if (!item || item->dtype != KRAIT_F32) fail_msg("no %s", name);
+  return item->data;
+}
+
+static int32_t *ids_of(const kr_weights *golden, const char *name, int64_t *n) {
+  const kr_weight *item = kr_weights_find(golden, name);
+  *n = item->shape[item->n_dims - 1];
+  int32_t *ids = malloc((size_t)*n * sizeof *ids);
+  for (int64_t i = 0; i < *n; i++) ids[i] = item->dtype == KRAIT_I64 ? (int32_t)((const int64_t *)item->data)[i] : ((const int32_t *)item->data)[i];
+  return ids;
+}
+
+static void assert_close(const char *what, const float *got, const float *want, int64_t n, double bound) {
+  double error = 0, scale = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double d = fabs((double)got[i] - want[i]);
+    if (!(d <= error)) error = d;
+    if (fabs(want[i]) > scale) scale = fabs(want[i]);
+  }
+  if (!(error <= bound * scale)) fail_msg("%s: %.3g of %.3g", what, error, scale);
+}
+
+static int32_t likeliest(const float *logits, int64_t n) {
+  int32_t best = 0;
+  for (int64_t i = 1; i < n; i++)
+    if (logits[i] > logits[best]) best = (int32_t)i;
+  return best;
+}
+
+/* Logits of every token of the prompt at once. */
+static void logits_of_a_prompt(void **state) {
+  (void)state;
+  for (int i = 0; i < N_MODELS; i++) {
+    kr_weights *golden = open_golden(models[i][1]);
+    kr_model_folder *folder;
+    kr_mlm *m;
+    int64_t n;
+    int32_t *ids = ids_of(golden, "golden.input_ids", &n);
+    open_model(models[i][0], 1, &folder, &m);
+    const int64_t V = kr_mlm_config_of(m)->V;
+    float *got = malloc((size_t)(n * V) * sizeof *got);
+    WORKS(kr_mlm_read(m, 0, ids, n, 1, got));
+    assert_close(models[i][0], got, floats(golden, "golden.logits"), n * V, 1e-5);
+    WORKS(kr_mlm_reset(m, 0));
+    WORKS(kr_mlm_read(m, 0, ids, n, 0, got));
+    assert_close("the last token's", got, floats(golden, "golden.logits") + (n - 1) * V, V, 1e-5);
+    free(got), free(ids);
+    kr_mlm_close(&m);
+    kr_model_folder_close(&folder);
+    kr_weights_close(&golden);
+  }
+}
+
+typedef struct states {
+  const kr_weights *golden;
+  int n;
+} states;
+
+/* The golden files keep W inputs, these W - 1. */
+static int32_t compare_state(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data) {
+  states *s = user;
+  char key[64];
+  const int is_conv = strncmp(name, "conv", 4) == 0;
+  snprintf(key, sizeof key, "golden.%s_state%s", is_conv ? "conv" : "ssm", strchr(name, '.'));
+  const float *want = floats(s->golden, key);
+  if (is_conv) {
+    for (int64_t c = 0; c < shape[0]; c++) assert_close(key, data + c * shape[1], want + c * (shape[1] + 1) + 1, shape[1], 1e-4);
+  } else {
+    assert_int_equal(n_dims, 3);
+    assert_close(key, data, want, shape[0] * shape[1] * shape[2], 1e-5);
+  }
+  s->n++;
+  return KRAIT_OK;
+}
+
+static void states_after_a_prompt(void **state) {
+  static const char *const names[] = {"mamba1", "mamba2"};
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    kr_weights *golden = open_golden(names[i]);
+    kr_model_folder *folder;
+    kr_mlm *m;
+    int64_t n;
+    int32_t *ids = ids_of(golden, "golden.input_ids", &n);
+    states s = {golden, 0};
+    open_model(names[i], 3, &folder, &m);
+    WORKS(kr_mlm_read(m, 1, ids, n, 0, NULL));
+    WORKS(kr_mlm_states_out(m, 1, compare_state, &s));
+    assert_int_equal(s.n, 4);
+    free(ids);
+    kr_mlm_close(&m);
+    kr_model_folder_close(&folder);
+    kr_weights_close(&golden);
+  }
+}
+
+/* Prefill, then steps: the recorded tokens, and for the first of them the recorded logits. */
+static void greedy_continuations(void **state) {
+  (void)state;
+  for (int i = 0; i < N_MODELS; i++) {
+    kr_weights *golden = open_golden(models[i][1]);
+    kr_model_folder *folder;
+    kr_mlm *m;
+    int64_t n, n_greedy;
+    int32_t *ids = ids_of(golden, "golden.input_ids", &n), *greedy = ids_of(golden, "golden.greedy", &n_greedy);
+    open_model(models[i][0], 2, &folder, &m);
+    const int64_t V = kr_mlm_config_of(m)->V;
+    float *got = malloc((size_t)V * sizeof *got);
+    WORKS(kr_mlm_read(m, 1, ids, n, 0, got));
+    for (int64_t k = 0; k < n_greedy; k++) {
+      if (k < 8) assert_close("greedy_logits", got, floats(golden, "golden.greedy_logits") + k * V, V, 1e-5);
+      const int32_t id = likeliest(got, V);
+      if (id != greedy[k]) fail_msg("%s: token %lld is %d, recorded is %d", models[i][0], (long long)k, id, greedy[k]);
+      WORKS(kr_mlm_step(m, 1, &(int32_t){1}, &id, got));
+    }
+    free(got), free(ids), free(greedy);
+    kr_mlm_close(&m);
+    kr_model_folder_close(&folder);
+    kr_weights_close(&golden);
+  }
+}
+
+/* Prompts cut into pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences in one step: as in one pass. */
+static void pieces_and_batches(void **state) {
+  enum { SLOTS = 4 };
+  (void)state;
+  for (int i = 0; i < N_MODELS; i++) {
+    kr_weights *golden = open_golden(models[i][1]);
+    kr_model_folder *folder;
+    kr_mlm *m;
+    int64_t n;
+    int32_t *ids = ids_of(golden, "golden.input_ids", &n);
+    open_model(models[i][0], SLOTS, &folder, &m);
+    const int64_t V = kr_mlm_config_of(m)->V;
+    const float *want = floats(golden, "golden.logits");
+    float *got = malloc((size_t)(SLOTS * V) * sizeof *got);
+    for (int64_t at = 0, piece = 1; at < n; at += piece, piece++) {
+      if (at + piece > n) piece = n - at;
+      WORKS(kr_mlm_read(m, 2, ids + at, piece, 0, got));
+      assert_close("a piece", got, want + (at + piece - 1) * V, V, 1e-5);
+    }
+    const int32_t slots[SLOTS - 1] = {3, 0, 1}; /* slot 0 one token ahead of the others */
+    WORKS(kr_mlm_step(m, 1, &slots[1], ids, got));
+    for (int64_t t = 0; t + 1 < n; t++) {
+      const int32_t next[SLOTS - 1] = {ids[t], ids[t + 1], ids[t]};
+      WORKS(kr_mlm_step(m, SLOTS - 1, slots, next, got));
+      for (int k = 0; k < SLOTS - 1; k++) assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
+    }
+    free(got), free(ids);
+    kr_mlm_close(&m);
+    kr_model_folder_close(&folder);
+    kr_weights_close(&golden);
+  }
+}
+
+static void what_is_refused(void **state) {
+  kr_weights *golden = open_golden("mamba1");
+  kr_model_folder *folder;
+  kr_mlm *m;
+  float logits[1000];
+  (void)state;
+  open_model("mamba1", 1, &folder, &m);
+  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){424}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){-1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mlm_read(m, 1, &(int32_t){1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){1}, 0, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mlm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits), KRAIT_ERR_ARGUMENT);
+  kr_mlm_close(&m);
+  kr_model_folder_close(&folder);
+  kr_weights_close(&golden);
+}
+
+static int open_ctx(void **state) {
+  (void)state;
+  return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
+}
+
+static int close_ctx(void **state) {
+  (void)state;
+  krait_ctx_close(&ctx);
+  return 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(states_after_a_prompt), cmocka_unit_test(greedy_continuations), cmocka_unit_test(pieces_and_batches), cmocka_unit_test(what_is_refused),
+  };
+  return cmocka_run_group_tests(tests, open_ctx, close_ctx);
+}

@@ -1,0 +1,70 @@
+/* videomamba.c: VideoMamba against the shared golden files, and what is refused. Skipped where they are not beside this tree. */
+#include "../test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "videomamba/videomamba.h"
+
+static krait_ctx *ctx;
+
+static kr_weights *open_file(const char *name, const char *kind) {
+  char path[1000];
+  kr_weights *file = NULL;
+  snprintf(path, sizeof path, "%s/videomamba/%s.%s.safetensors", SHARED_GOLDEN, name, kind);
+  if (kr_weights_open(path, &file) < 0) skip();
+  return file;
+}
+
+static double relative(const float *got, const float *want, int64_t n) {
+  double error = 0, scale = 0;
+  for (int64_t i = 0; i < n; i++) {
+    error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    scale += (double)want[i] * want[i];
+  }
+  return error / scale;
+}
+
+static void check(const char *name, const char *output) {
+  kr_weights *weights = open_file(name, "weights"), *golden = open_file(name, "golden");
+  const kr_weight *input = kr_weights_find(golden, "golden.input"), *want = kr_weights_find(golden, output);
+  kr_videomamba *m = NULL;
+  if (kr_videomamba_open(ctx, weights, &m) < 0) fail_msg("%s", krait_error_detail());
+  const int64_t B = input->shape[0], n = (int64_t)(want->bytes / sizeof(float)) / B;
+  float *got = malloc((size_t)n * sizeof *got);
+  for (int64_t b = 0; b < B; b++) {
+    const float *clip = (const float *)input->data + b * (int64_t)(input->bytes / sizeof(float)) / B;
+    const int is_class = kr_videomamba_config_of(m)->n_classes > 0;
+    if (kr_videomamba_run(m, clip, is_class ? got : NULL, is_class ? NULL : got) < 0) fail_msg("%s", krait_error_detail());
+    const double error = relative(got, (const float *)want->data + b * n, n);
+    if (!(error < 1e-10)) fail_msg("%s, clip %d: relative error %.2g squared", output, (int)b, error);
+  }
+  free(got);
+  kr_videomamba_close(&m);
+  kr_weights_close(&weights), kr_weights_close(&golden);
+}
+
+static void classes(void **state) { (void)state, check("video_sm", "golden.logits"); }
+static void all_tokens(void **state) { (void)state, check("video_mm", "golden.x_vis"); }
+
+static void what_is_refused(void **state) {
+  (void)state;
+  kr_weights *golden = open_file("video_sm", "golden"), *weights = open_file("video_mm", "weights");
+  kr_videomamba *m = NULL;
+  float logits[10], frames[3 * 2 * 32 * 32] = {0};
+  assert_int_equal(kr_videomamba_open(ctx, golden, &m), KRAIT_ERR_WEIGHTS);
+  assert_non_null(strstr(krait_error_detail(), "patch_embed.proj.weight"));
+  assert_null(m);
+  if (kr_videomamba_open(ctx, weights, &m) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_videomamba_run(m, frames, logits, NULL), KRAIT_ERR_ARGUMENT);
+  kr_videomamba_close(&m);
+  kr_weights_close(&golden), kr_weights_close(&weights);
+}
+
+int main(void) {
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx) < 0) return 1;
+  const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens), cmocka_unit_test(what_is_refused)};
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  krait_ctx_close(&ctx);
+  return failed;
+}

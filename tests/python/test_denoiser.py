@@ -1,0 +1,140 @@
+"""krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
+
+import os
+import subprocess
+import sys
+import wave
+
+import pytest
+
+np = pytest.importorskip("numpy")
+import krait  # noqa: E402
+from krait import _load, _sound  # noqa: E402
+
+RATE = 16000
+
+
+@pytest.fixture(scope="module")
+def denoiser():
+    try:
+        return krait.Denoiser(threads=1)
+    except _load.KraitUnsupported as error:
+        pytest.skip(str(error))
+
+
+def speech(n=8000, seed=0, rate=RATE):
+    """Something with a pitch and gaps, in noise."""
+    t = np.arange(n) / rate
+    voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 12)) * (np.sin(2 * np.pi * 3 * t) > 0)
+    return 0.05 * voice + 0.02 * np.random.default_rng(seed).normal(size=n)
+
+
+def test_is_the_c_call(denoiser):
+    ffi, lib = _load.ffi(), _load.lib()
+    x = speech().astype(np.float32)
+    want = np.empty_like(x)
+    model, session = ffi.new("krait_model **"), ffi.new("krait_session **")
+    assert lib.krait_model_open(_load.cpu_context(1), ffi.NULL, model) == 0 and lib.krait_session_open(model[0], session) == 0
+    assert lib.krait_enhance_samples(session[0], ffi.cast("const float *", x.ctypes.data), ffi.cast("float *", want.ctypes.data), len(x), ffi.NULL, ffi.NULL) == 0
+    lib.krait_session_close(session)
+    lib.krait_model_close(model)
+    got = denoiser(x, RATE)
+    assert got.dtype == np.float32 and np.array_equal(got, want)
+    assert 0.05 < np.abs(want).max() / np.abs(x).max() < 1.5 and not np.allclose(want, x, atol=1e-3)
+
+
+def test_kinds_and_shapes(denoiser):
+    x = speech(4000)
+    want = denoiser(x)
+    assert want.dtype == np.float64 and want.shape == x.shape
+    both = denoiser(np.stack([x, x[::-1]])[:, None])
+    assert both.shape == (2, 1, 4000) and np.array_equal(both[0, 0], want)
+    whole = np.rint(x * 32768).astype(np.int16)
+    got = denoiser(whole)
+    assert got.dtype == np.int16 and np.abs(got / 32768 - denoiser(whole / 32768)).max() <= 0.51 / 32768
+    assert denoiser(np.zeros((2, 0), np.float32)).shape == (2, 0)
+    assert not denoiser(np.zeros(100)).any()
+
+
+def test_torch(denoiser):
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(speech(4000)).to(torch.float32).requires_grad_()
+    got = denoiser(x[None], RATE)
+    assert got.dtype == torch.float32 and got.shape == (1, 4000) and not got.requires_grad
+    assert np.allclose(got[0].numpy(), denoiser(x.detach().numpy()), atol=1e-6)
+    assert denoiser(x.detach().to(torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_rates(denoiser, rate):
+    """Length kept, no delay: what comes back at another rate is what the model makes at its own, but for the edges."""
+    n = rate // 2 + 7
+    x = speech(n, rate=rate) if rate < RATE else _sound.resample(speech(RATE), RATE, rate, n)
+    got = denoiser(x, rate)
+    want = _sound.resample(denoiser(_sound.resample(x, rate, RATE)), RATE, rate, n)
+    assert got.shape == x.shape and np.allclose(got, want)
+    lag = np.argmax([np.dot(x[50 + k:n - 50 + k], got[50:n - 50]) for k in range(-40, 41)]) - 40
+    assert lag == 0
+
+
+@pytest.mark.parametrize("rates", [(44100, 16000), (48000, 16000), (8000, 16000), (16000, 44100), (22050, 16000)])
+def test_quality_of_rate_conversion(rates):
+    given, wanted = rates
+    t, low = np.arange(given) / given, min(rates)
+    for hz in (100, 1000, 0.3 * low, 0.46 * low):
+        y = _sound.resample(np.sin(2 * np.pi * hz * t), given, wanted)
+        middle = slice(len(y) // 4, 3 * len(y) // 4)
+        assert len(y) == wanted and np.abs(y - np.sin(2 * np.pi * hz * np.arange(len(y)) / wanted))[middle].max() < 2e-6
+    if wanted < given:
+        y = _sound.resample(np.sin(2 * np.pi * 0.505 * wanted * t), given, wanted)
+        assert np.abs(y[len(y) // 4:3 * len(y) // 4]).max() < 1e-6
+
+
+def test_refusals(denoiser):
+    for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
+        with pytest.raises(TypeError, match="time as the last axis"):
+            denoiser(bad)
+    for rate in (0, 999, 16000.5, "16000", True, 10**6):
+        with pytest.raises(ValueError, match="rate is"):
+            denoiser(np.zeros(10), rate)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        denoiser(np.array([0, np.nan]))
+    with pytest.raises(ValueError, match="device is"):
+        krait.Denoiser("gpu")
+
+
+def run(*arguments, **kw):
+    return subprocess.run([sys.executable, "-m", "krait", "enhance", *map(str, arguments)], capture_output=True, text=True, **kw)
+
+
+def write_wave(path, samples, rate, width=2):
+    _sound._write_wave(str(path), samples, rate, {1: "PCM_U8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}[width])
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_wave_files(tmp_path, width):
+    x = np.stack([speech(1000), -speech(1000, seed=1)])
+    write_wave(tmp_path / "a.wav", x, 22050, width)
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert (file.getsampwidth(), file.getnchannels(), file.getnframes()) == (width, 2, 1000)
+    got, rate, name = _sound._read_wave(str(tmp_path / "a.wav"))
+    assert rate == 22050 and name.startswith("PCM_") and np.abs(got - x).max() <= 0.51 * 2.0 ** (1 - 8 * width)
+
+
+def test_enhance_a_file(denoiser, tmp_path):
+    x = speech(6000, rate=22050)
+    write_wave(tmp_path / "in.wav", x[None], 22050)
+    done = run(tmp_path / "in.wav", tmp_path / "out.wav", "--threads", 1)
+    assert done.returncode == 0 and "0.27 s, 22050 Hz, 1 channel" in done.stdout, done
+    given, out = _sound._read_wave(str(tmp_path / "in.wav"))[0], _sound._read_wave(str(tmp_path / "out.wav"))[0]
+    assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
+    before = (tmp_path / "out.wav").read_bytes()
+    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input"),
+                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "No such file")):
+        done = run(*arguments)
+        assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done
+    (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
+    done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
+    assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]
+    assert run(tmp_path / "in.wav", tmp_path / "out.wav", "-f", "--threads", 2).returncode == 0

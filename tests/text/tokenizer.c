@@ -1,0 +1,356 @@
+/* tokenizer.c: UTF-8 in pieces, form C, the cuts, merges, added tokens, the chat template, what is refused; with the shared golden files also every
+ * recorded text, and a round trip over a mebibyte of random Unicode. */
+#include "../test.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "alloc.h"
+#include "split.h"
+#include "status.h"
+#include "tokenizer.h"
+#include "unicode.h"
+#include "utf8.h"
+
+/* ---- UTF-8 ---- */
+
+static void bytes_become_whole_characters(void **state) {
+  static const char in[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \x80\xe2\x82z\xf0\x9f\x98\xc3\xa9\xed\xa0\x80\xc0\xff";
+  static const char want[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xef\xbf\xbd\xef\xbf\xbdz\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+  (void)state;
+  for (size_t piece = 1; piece < sizeof in; piece++) {
+    char out[300];
+    size_t n = 0;
+    kr_utf8_stream stream = {0};
+    for (size_t i = 0; i < sizeof in - 1; i += piece) n += kr_utf8_push(&stream, in + i, i + piece < sizeof in ? piece : sizeof in - 1 - i, out + n);
+    n += kr_utf8_end(&stream, out + n);
+    assert_int_equal(n, sizeof want - 1);
+    assert_memory_equal(out, want, n);
+  }
+  kr_utf8_stream stream = {0};
+  char out[32];
+  assert_int_equal(kr_utf8_push(&stream, "\xf0\x9f", 2, out), 0);
+  assert_int_equal(kr_utf8_end(&stream, out), 3);
+  assert_int_equal(kr_utf8_end(&stream, out), 0);
+}
+
+static void assert_nfc(const char *text, const char *want) {
+  char *normal = NULL;
+  size_t n = strlen(text);
+  assert_int_equal(kr_nfc(text, strlen(text), &normal, &n), KRAIT_OK);
+  assert_int_equal(normal ? n : strlen(text), strlen(want));
+  assert_memory_equal(normal ? normal : text, want, strlen(want));
+  kr_free(normal);
+}
+
+static void form_c(void **state) {
+  (void)state;
+  assert_nfc("caf\xc3\xa9", "caf\xc3\xa9");
+  assert_nfc("cafe\xcc\x81", "caf\xc3\xa9");
+  assert_nfc("a\xcc\x81\xcc\xa3", "\xe1\xba\xa1\xcc\x81");          /* dot below before acute */
+  assert_nfc("\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", "\xed\x95\x9c"); /* Hangul */
+  assert_nfc("\xe2\x84\xa6\xe0\xa5\x98", "\xce\xa9\xe0\xa4\x95\xe0\xa4\xbc"); /* Ohm; a composition that is excluded */
+}
+
+/* A run of marks must not take a time that grows with its square. */
+static void long_runs_of_marks(void **state) {
+  enum { N = 200000 };
+  char *text = malloc(4 * N), *normal = NULL;
+  size_t n = 0, n_normal = 0;
+  (void)state;
+  for (int i = 0; i < N; i++) memcpy(text + n, i % 2 ? "\xcc\xa3" : "\xcc\x81", 2), n += 2;
+  const clock_t start = clock();
+  assert_int_equal(kr_nfc(text, n, &normal, &n_normal), KRAIT_OK);
+  assert_int_equal(n_normal, n);
+  assert_memory_equal(normal, "\xcc\xa3\xcc\xa3", 4);
+  assert_memory_equal(normal + n - 4, "\xcc\x81\xcc\x81", 4);
+  assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 2);
+  kr_free(normal);
+  free(text);
+}
+
+/* ---- cuts ---- */
+
+/* want: the pieces with '|' between them. */
+static void assert_cut(int32_t rule, const char *text, const char *want) {
+  char got[400];
+  size_t n = strlen(text), used = 0;
+  for (size_t from = 0, to; from < n; from = to) {
+    to = kr_split_next(rule, text, n, from);
+    if (to <= from || to > n) fail_msg("a piece of '%s' from %zu to %zu", text, from, to);
+    used += (size_t)snprintf(got + used, sizeof got - used, "%s%.*s", from ? "|" : "", (int)(to - from), text + from);
+  }
+  assert_string_equal(got, want);
+}
+
+static void cuts(void **state) {
+  (void)state;
+  assert_cut(KR_SPLIT_GPT2, "It's we've 'S don't", "It|'s| we|'ve| '|S| don|'t");
+  assert_cut(KR_SPLIT_GPT2, "a  b   ", "a| | b|   ");
+  assert_cut(KR_SPLIT_GPT2, "x1234 56!?\n\n y", "x|1234| 56|!?|\n\n| y");
+  assert_cut(KR_SPLIT_GPT2, "\t\tx \xc3\xa9t\xc3\xa9\xc2\xa0z", "\t|\t|x| \xc3\xa9t\xc3\xa9|\xc2\xa0|z");
+  assert_cut(KR_SPLIT_QWEN2, "It'S WE'VE x1234 56", "It|'S| WE|'VE| x|1|2|3|4| |5|6");
+  assert_cut(KR_SPLIT_QWEN2, "a!!\n\nb \n \n  c\t\td", "a|!!\n\n|b| \n \n| | c|\t|\td");
+  assert_cut(KR_SPLIT_QWEN2, "(word) #+-\r\n x", "(word|)| #+-\r\n| x");
+  assert_cut(KR_SPLIT_QWEN2, "  \n", "  \n");
+  assert_cut(KR_SPLIT_QWEN2, "'\xc5\xbf" "a", "'\xc5\xbf|a");
+  assert_cut(KR_SPLIT_QWEN2, " \xcc\x81" "a", " \xcc\x81|a");
+}
+
+/* ---- a small tokenizer ---- */
+
+typedef struct options {
+  const char *normalizer, *pre, *merges, *added, *drop, *post, *model;
+} options;
+
+static void add_char(char *to, int byte, int *more) {
+  const int prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  to[kr_utf8_write((uint32_t)(prints ? byte : (*more)++), to)] = 0;
+}
+
+/* The 256 bytes as tokens 0 to 255, then the given tokens. */
+static char *make(const options *o) {
+  char *text = malloc(20000), one[8];
+  int more = 256, used = sprintf(text, "{\"normalizer\": %s, \"pre_tokenizer\": %s, \"post_processor\": %s, \"added_tokens\": [%s], \"model\": {%s \"vocab\": {", o->normalizer ? o->normalizer : "null",
+                                 o->pre ? o->pre : "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}", o->post ? o->post : "null", o->added ? o->added : "",
+                                 o->model ? o->model : "\"type\": \"BPE\",");
+  for (int byte = 0; byte < 256; byte++) {
+    add_char(one, byte, &more);
+    if (o->drop && strcmp(one, o->drop) == 0) continue;
+    used += sprintf(text + used, "\"%s%s\": %d, ", *one == '"' || *one == '\\' ? "\\" : "", one, byte);
+  }
+  sprintf(text + used, "\"ab\": 256, \"abab\": 257, \"bc\": 258, \"aa\": 259, \"aaa\": 260}, \"merges\": %s}}", o->merges ? o->merges : "[\"a b\", \"ab ab\", [\"b\", \"c\"], \"a a\", \"aa a\"]");
+  return text;
+}
+
+static int32_t open_made(const options *o, kr_tokenizer **t) {
+  char *text = make(o);
+  const int32_t status = kr_tokenizer_open_memory(text, strlen(text), "made", t);
+  free(text);
+  return status;
+}
+
+static void assert_ids(const kr_tokenizer *t, const char *text, uint32_t flags, int n, const int32_t *want) {
+  kr_ids ids = {0};
+  assert_int_equal(kr_tokenizer_encode(t, text, strlen(text), flags, &ids), KRAIT_OK);
+  assert_int_equal(ids.n, n);
+  assert_memory_equal(ids.at, want, (size_t)n * sizeof *want);
+  kr_ids_free(&ids);
+}
+#define IDS(t, text, flags, ...) assert_ids(t, text, flags, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
+
+static void merges_by_rank(void **state) {
+  kr_tokenizer *t;
+  (void)state;
+  assert_int_equal(open_made(&(options){0}, &t), KRAIT_OK);
+  IDS(t, "ababab", 0, 257, 256);
+  IDS(t, "abc", 0, 256, 'c');
+  IDS(t, "aaaa", 0, 259, 259); /* both pairs of letters before aa a */
+  IDS(t, "aaa", 0, 260);
+  IDS(t, "aab", 0, 'a', 256);
+  IDS(t, "bcab", 0, 258, 256);
+  IDS(t, "\xc3\xa9", 0, 0xc3, 0xa9);
+  kr_ids ids = {0};
+  assert_int_equal(kr_tokenizer_encode(t, "ab\xff", 3, 0, &ids), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "not UTF-8: byte 0xff at 2"));
+  kr_ids_free(&ids);
+  kr_tokenizer_close(&t);
+}
+
+#define ADDED(content, id, special, normalized) "{\"id\": " #id ", \"content\": \"" content "\", \"special\": " #special ", \"normalized\": " #normalized "}"
+
+static void added_tokens_come_first(void **state) {
+  kr_tokenizer *t;
+  size_t n;
+  (void)state;
+  assert_int_equal(open_made(&(options){.normalizer = "{\"type\": \"NFC\"}", .added = ADDED("<|end|>", 300, true, false) "," ADDED("  ", 301, false, true) "," ADDED("   ", 302, false, true) "," ADDED("\xc3\xa9!", 303, false, true)}, &t), KRAIT_OK);
+  IDS(t, "a<|end|>b", 0, 'a', 300, 'b');
+  IDS(t, "a<|end|>", KR_ENCODE_PLAIN, 'a', '<', '|', 'e', 'n', 'd', '|', '>');
+  IDS(t, "   b", 0, 302, 'b');
+  IDS(t, "     b", 0, 302, 301, 'b');
+  IDS(t, "e\xcc\x81!", 0, 303); /* after normalisation */
+  assert_int_equal(kr_tokenizer_find_added(t, "<|end|>"), 300);
+  assert_int_equal(kr_tokenizer_find_added(t, "ab"), -1);
+  assert_true(kr_tokenizer_is_special(t, 300) && !kr_tokenizer_is_special(t, 301) && !kr_tokenizer_is_special(t, 256) && !kr_tokenizer_is_special(t, 9999));
+  assert_string_equal(kr_tokenizer_bytes(t, 257, &n), "abab");
+  kr_tokenizer_bytes(t, 299, &n);
+  assert_int_equal(n, 0);
+  kr_tokenizer_bytes(t, -1, &n);
+  assert_int_equal(n, 0);
+  assert_int_equal(kr_tokenizer_size(t), 304);
+  kr_tokenizer_close(&t);
+}
+
+static void what_is_refused(void **state) {
+  static const struct {
+    options o;
+    const char *words;
+  } cases[] = {
+      {{.merges = "null"}, "no merges"},
+      {{.merges = "[\"ab\"]"}, "merge 0 is no pair"},
+      {{.merges = "[\"a b\", \"a z\"]"}, "merge 1 names 'az'"},
+      {{.drop = "a", .merges = "[]"}, "no token for byte 0x61"},
+      {{.model = "\"type\": \"Unigram\","}, "its model is 'Unigram'"},
+      {{.model = "\"byte_fallback\": true,"}, "byte_fallback"},
+      {{.normalizer = "{\"type\": \"NFKC\"}"}, "its normaliser is 'NFKC'"},
+      {{.pre = "{\"type\": \"Metaspace\"}"}, "its pre-tokeniser is 'Metaspace'"},
+      {{.pre = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}"}, "add_prefix_space"},
+      {{.pre = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}"}, "unknown expression: x+"},
+      {{.post = "{\"type\": \"TemplateProcessing\"}"}, "its post-processor is 'TemplateProcessing'"},
+      {{.added = ADDED("x", 300, false, false) "," ADDED("y", 300, false, false)}, "two tokens have id 300"},
+      {{.added = ADDED("x", -1, false, false)}, "no id"},
+      {{.added = ADDED("", 300, false, false)}, "without content"},
+      {{.added = "{\"id\": 300, \"content\": \"x\", \"lstrip\": true}"}, "lstrip"},
+  };
+  kr_tokenizer *t;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(open_made(&cases[i].o, &t), KRAIT_ERR_FILE_FORMAT);
+    assert_null(t);
+    if (!strstr(krait_error_detail(), cases[i].words)) fail_msg("'%s' lacks '%s'", krait_error_detail(), cases[i].words);
+  }
+  assert_int_equal(kr_tokenizer_open_memory("[", 1, "made", &t), KRAIT_ERR_FILE_FORMAT);
+  assert_int_equal(kr_tokenizer_open_memory("[]", 2, "made", &t), KRAIT_ERR_FILE_FORMAT);
+  assert_int_equal(kr_tokenizer_open("/nowhere/tokenizer.json", &t), KRAIT_ERR_FILE_OPEN);
+}
+
+/* One piece of 2^20 letters in well under the time that a quadratic merge would take. */
+static void a_long_word(void **state) {
+  enum { N = 1 << 20 };
+  kr_tokenizer *t;
+  kr_ids ids = {0};
+  char *text = malloc(N);
+  (void)state;
+  memset(text, 'a', N);
+  assert_int_equal(open_made(&(options){0}, &t), KRAIT_OK);
+  const clock_t start = clock();
+  assert_int_equal(kr_tokenizer_encode(t, text, N, 0, &ids), KRAIT_OK);
+  assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 10);
+  assert_int_equal(ids.n, N / 2);
+  assert_int_equal(ids.at[0], 259);
+  kr_ids_free(&ids);
+  kr_tokenizer_close(&t);
+  free(text);
+}
+
+/* ---- the recorded texts ---- */
+
+static json_t *shared_json(const char *folder, const char *name) {
+  char path[1000];
+  snprintf(path, sizeof path, "%s/mamba_lm/%s/%s", SHARED_GOLDEN, folder, name);
+  return json_load_file(path, JSON_ALLOW_NUL, NULL);
+}
+
+static kr_tokenizer *shared_tokenizer(const char *folder) {
+  char path[1000];
+  kr_tokenizer *t = NULL;
+  snprintf(path, sizeof path, "%s/mamba_lm/%s/tokenizer.json", SHARED_GOLDEN, folder);
+  if (kr_tokenizer_open(path, &t) == KRAIT_ERR_FILE_OPEN) skip(); /* the shared golden files are not beside this tree */
+  if (!t) fail_msg("%s", krait_error_detail());
+  return t;
+}
+
+static size_t decode(const kr_tokenizer *t, const kr_ids *ids, char *out) {
+  kr_utf8_stream stream = {0};
+  size_t used = 0, n;
+  for (int64_t i = 0; i < ids->n; i++) {
+    const char *bytes = kr_tokenizer_bytes(t, ids->at[i], &n);
+    used += kr_utf8_push(&stream, bytes, n, out + used);
+  }
+  return used + kr_utf8_end(&stream, out + used);
+}
+
+static void recorded(const char *folder) {
+  kr_tokenizer *t = shared_tokenizer(folder);
+  json_t *cases = shared_json(folder, "cases.json"), *one;
+  size_t i;
+  assert_true(json_array_size(cases) >= 200);
+  json_array_foreach(cases, i, one) {
+    const json_t *text = json_object_get(one, "text"), *want = json_object_get(one, "ids"), *decoded = json_object_get(one, "decoded");
+    kr_ids ids = {0};
+    assert_int_equal(kr_tokenizer_encode(t, json_string_value(text), json_string_length(text), 0, &ids), KRAIT_OK);
+    if (ids.n != (int64_t)json_array_size(want)) fail_msg("%s: case %zu '%s': %lld tokens, not %zu", folder, i, json_string_value(text), (long long)ids.n, json_array_size(want));
+    for (int64_t k = 0; k < ids.n; k++) assert_int_equal(ids.at[k], json_integer_value(json_array_get(want, (size_t)k)));
+    const json_t *back = decoded ? decoded : text;
+    char *out = malloc(20 * json_string_length(text) + 100);
+    const size_t n = decode(t, &ids, out);
+    assert_int_equal(n, json_string_length(back));
+    assert_memory_equal(out, json_string_value(back), n);
+    free(out);
+    kr_ids_free(&ids);
+  }
+  json_decref(cases);
+  kr_tokenizer_close(&t);
+}
+
+static void recorded_neox(void **state) { (void)state, recorded("tokenizer-neox"); }
+static void recorded_qwen2(void **state) { (void)state, recorded("tokenizer-qwen2"); }
+
+static uint32_t next_random(uint64_t *seed) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*seed >> 33);
+}
+
+static size_t random_text(char *text, size_t n_bytes) {
+  static const uint32_t ranges[] = {0x80, 0x80, 0x250, 0x3000, 0x3000, 0x110000};
+  uint64_t seed = 18;
+  size_t n = 0;
+  while (n + 4 <= n_bytes) {
+    const uint32_t code = next_random(&seed) % ranges[next_random(&seed) % 6];
+    if (code && (code < 0xd800 || code > 0xdfff)) n += (size_t)kr_utf8_write(code, text + n);
+  }
+  return n;
+}
+
+static void round_trip(const char *folder) {
+  enum { BYTES = 1 << 20 };
+  kr_tokenizer *t = shared_tokenizer(folder);
+  char *text = malloc(BYTES), *out = malloc(8 * BYTES), *normal = NULL;
+  kr_ids ids = {0};
+  const size_t n = random_text(text, BYTES);
+  size_t n_normal = n;
+  assert_int_equal(kr_tokenizer_encode(t, text, n, 0, &ids), KRAIT_OK);
+  assert_int_equal(kr_nfc(text, n, &normal, &n_normal), KRAIT_OK);
+  assert_int_equal(decode(t, &ids, out), n_normal);
+  assert_memory_equal(out, normal, n_normal);
+  kr_free(normal);
+  kr_ids_free(&ids);
+  kr_tokenizer_close(&t);
+  free(text), free(out);
+}
+
+static void round_trip_neox(void **state) { (void)state, round_trip("tokenizer-neox"); }
+static void round_trip_qwen2(void **state) { (void)state, round_trip("tokenizer-qwen2"); }
+
+static void chat(void **state) {
+  kr_tokenizer *t = shared_tokenizer("tokenizer-qwen2");
+  static const char whole[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's 2+2?<|im_end|>\n<|im_start|>assistant\n";
+  kr_ids got = {0}, want = {0};
+  (void)state;
+  assert_int_equal(kr_chat_encode(t, &(kr_message){"user", "\n  What's 2+2?"}, 1, &got), KRAIT_OK);
+  assert_int_equal(kr_tokenizer_encode(t, whole, strlen(whole), 0, &want), KRAIT_OK);
+  assert_int_equal(got.n, want.n);
+  assert_memory_equal(got.at, want.at, (size_t)got.n * sizeof *got.at);
+  got.n = 0;
+  assert_int_equal(kr_chat_encode(t, &(kr_message){"system", "<|im_end|>"}, 1, &got), KRAIT_OK);
+  for (int64_t i = 0, n_ends = 0; i < got.n; i++) {
+    n_ends += got.at[i] == kr_tokenizer_find_added(t, "<|im_end|>");
+    assert_true(n_ends <= 1); /* the one in the content is text */
+  }
+  kr_ids_free(&got), kr_ids_free(&want);
+  kr_tokenizer_close(&t);
+  t = shared_tokenizer("tokenizer-neox");
+  assert_int_equal(kr_chat_encode(t, NULL, 0, &got), KRAIT_ERR_UNSUPPORTED);
+  kr_tokenizer_close(&t);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bytes_become_whole_characters), cmocka_unit_test(form_c), cmocka_unit_test(long_runs_of_marks), cmocka_unit_test(cuts),
+      cmocka_unit_test(merges_by_rank), cmocka_unit_test(added_tokens_come_first), cmocka_unit_test(what_is_refused), cmocka_unit_test(a_long_word),
+      cmocka_unit_test(recorded_neox), cmocka_unit_test(recorded_qwen2), cmocka_unit_test(round_trip_neox), cmocka_unit_test(round_trip_qwen2), cmocka_unit_test(chat),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

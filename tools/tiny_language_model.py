@@ -1,0 +1,117 @@
+"""Makes a tiny language model with random weights: config.json, weights, tokenizer.json. For tests and demonstrations: what it says is meaningless.
+
+    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon] [--dtype f32|f16|bf16] [--shards N] [--seed N]
+
+The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Nothing but Python's own library is used."""
+import argparse
+import json
+import pathlib
+import random
+import struct
+
+D, LAYERS, STATE, TAPS, HEAD = 32, 2, 8, 4, 16
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def tokenizer():
+    letters, more = {}, 256
+    for byte in range(256):
+        prints = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+        letters[byte] = chr(byte if prints else more)
+        more += not prints
+    vocab = {letters[b]: b for b in range(256)}
+    merges = []
+    for pair in ("t h", "th e", "i n", "e r", "a n", "Ġ the", "an d", "Ġ a", "o n"):
+        left, right = pair.split()
+        merges.append(pair)
+        vocab[left + right] = len(vocab)
+    added = [{"id": len(vocab) + i, "content": s, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i, s in enumerate(SPECIAL)]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {"version": "1.0", "added_tokens": added, "normalizer": {"type": "NFC"}, "pre_tokenizer": level, "post_processor": level, "decoder": level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges}}, len(vocab) + len(SPECIAL)
+
+
+def encode(values, dtype):
+    if dtype == "bf16":
+        return b"".join(struct.pack("<f", v)[2:] for v in values)
+    return struct.pack(f"<{len(values)}{'f' if dtype == 'f32' else 'e'}", *values)
+
+
+def shapes(kind, vocab):
+    inner = 2 * D
+    yield "backbone.embeddings.weight", (vocab, D), 0.4
+    for i in range(LAYERS):
+        at = f"backbone.layers.{i}."
+        yield at + "norm.weight", (D,), None
+        mixer = at + "mixer."
+        if kind == "mamba2":
+            heads, channels = inner // HEAD, inner + 2 * STATE
+            yield mixer + "in_proj.weight", (inner + channels + heads, D), 0.15
+            yield mixer + "norm.weight", (inner,), None
+            for name in ("A_log", "D", "dt_bias"):
+                yield mixer + name, (heads,), 0.3
+        else:
+            channels, rank = inner, D // 16
+            yield mixer + "in_proj.weight", (2 * inner, D), 0.15
+            yield mixer + "x_proj.weight", (rank + 2 * STATE, inner), 0.15
+            yield mixer + "dt_proj.weight", (inner, rank), 0.3
+            yield mixer + "dt_proj.bias", (inner,), 0.3
+            yield mixer + "A_log", (inner, STATE), 0.3
+            yield mixer + "D", (inner,), 0.3
+        yield mixer + "conv1d.weight", (channels, 1, TAPS), 0.3
+        yield mixer + "conv1d.bias", (channels,), 0.1
+        yield mixer + "out_proj.weight", (D, inner), 0.15
+    yield "backbone.norm_f.weight", (D,), None
+
+
+def config(kind, vocab):
+    common = {"hidden_size": D, "num_hidden_layers": LAYERS, "state_size": STATE, "conv_kernel": TAPS, "expand": 2, "vocab_size": vocab, "layer_norm_epsilon": 1e-5, "use_bias": False,
+              "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
+    if kind == "mamba2":
+        return {"model_type": "mamba2", "num_heads": 2 * D // HEAD, "head_dim": HEAD, "n_groups": 1, "time_step_limit": [0.0, {"__float__": "Infinity"}], **common}
+    return {"model_type": "falcon_mamba" if kind == "falcon" else "mamba", "time_step_rank": D // 16, **common}
+
+
+def write_safetensors(path, tensors, dtype):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, shape, values in tensors:
+        blob = encode(values, dtype)
+        header[name] = {"dtype": dtype.upper(), "shape": list(shape), "data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def make(folder, kind="mamba1", dtype="f32", shards=1, seed=1):
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    tokens, vocab = tokenizer()
+    tensors = []
+    for name, shape, deviation in shapes(kind, vocab):
+        n = 1
+        for size in shape:
+            n *= size
+        tensors.append((name, shape, [1.0 if deviation is None else rng.gauss(0, deviation) for _ in range(n)]))
+    (folder / "config.json").write_text(json.dumps(config(kind, vocab), indent=1))
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors, dtype)
+        return
+    names = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        write_safetensors(folder / file, tensors[i::shards], dtype)
+        names.update((name, file) for name, _, _ in tensors[i::shards])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon"])
+    parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    make(**vars(parser.parse_args()))
