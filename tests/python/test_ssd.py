@@ -84,6 +84,23 @@ def test_low_precision(device, dtype):
         assert v.grad.dtype == v.dtype and refs.relative(v.grad, twins[k].grad) < (3e-3 if dtype is torch.float16 else 2e-2), k
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [64, 136])
+def test_aligned_rows(device, dtype, n):
+    """Sizes that a GPU's tensor cores take: their factors are rounded to the storage type."""
+    t = make(device, dtype=dtype, length=150, p=64, n=n)
+    seq_idx = (torch.arange(150, device=device) >= 100).to(torch.int32)[None].expand(2, -1).contiguous()
+    twins, (want, states) = reference(t, softplus=True, seq_idx=seq_idx.cpu())
+    out, final, _ = ssd(**t, seq_idx=seq_idx, dt_softplus=True, return_final_states=True)
+    g = torch.randn_like(out)
+    out.backward(g)
+    want.backward(g.cpu().double())
+    limit = 4e-3 if dtype is torch.float16 else 3e-2
+    assert refs.relative(out, want) < limit and refs.relative(final, states[:, -1]) < limit
+    for k, v in t.items():
+        assert refs.relative(v.grad, twins[k].grad) < limit, k
+
+
 def test_packed(device):
     """seq_idx keeps sequences apart; the states of each are those that it has alone."""
     t, ends = make(device, b=1, length=30), [0, 7, 8, 8, 20, 30]
@@ -161,6 +178,17 @@ def test_nan_stays_in_its_sequence(device):
     seq_idx = (torch.arange(20, device=device) >= 10).to(torch.int32)[None]
     out, _, _ = ssd(**t, seq_idx=seq_idx, dt_softplus=True)
     assert out[:, :4].isfinite().all() and out[:, 4:10].isnan().all() and out[:, 10:].isfinite().all()
+
+
+def test_nan_of_a_later_token(device):
+    """Chunks multiply it by zero for the tokens before it."""
+    t = {k: v.detach() for k, v in make(device, b=1, length=100, p=16, n=16, dtype=torch.bfloat16).items()}
+    plain, _, _ = ssd(**t, dt_softplus=True)
+    t["x"][0, 40, 1, 3] = float("nan")
+    out, _, _ = ssd(**t, dt_softplus=True)
+    assert out[:, 40:, 1, 3].isnan().all()
+    out[:, 40:, 1, 3], plain[:, 40:, 1, 3] = 0, 0
+    refs.close(out, plain, refs.TOLERANCES[torch.bfloat16])
 
 
 def test_bad_input(device):
