@@ -181,17 +181,34 @@ static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_r
   copy_elements(c, t, &distant, &near);
   *view = distant;
   assert_int_equal(kr_op_check(op, c->args), KRAIT_OK);
-  if (!(row->refuse && row->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+  const int refused = row->refuse && row->refuse(ctx, c->args);
+  if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
   *view = near;
-  if (t->role & KR_OUT) copy_elements(c, t, &near, &distant);
+  if (!refused && t->role & KR_OUT) copy_elements(c, t, &near, &distant);
   madvise(f->memory, f->bytes, MADV_DONTNEED);
+  return !refused;
+}
+
+/* Calls of a graph take other rows for other strides: their sums come in another order. */
+static int is_near(kr_case *c, const kr_case_tensor *t) {
+  krait_view got = *view_of(c, t), want = got;
+  want.data = t->expected + ((unsigned char *)got.data - t->storage);
+  for (int64_t k = 0; k < kr_tensor_elements(t); k++) {
+    const int64_t at = kr_tensor_offset(t, &got, k);
+    const double w = kr_get(&want, at);
+    if (fabs(kr_get(&got, at) - w) > 0.02 * (1 + fabs(w))) return 0;
+  }
   return 1;
+}
+
+static int is_same(kr_case *c, const kr_row *row, const kr_case_tensor *t) {
+  return strcmp(row->name, "composed") == 0 ? is_near(c, t) : memcmp(t->expected, t->storage, bytes_of(c, t)) == 0;
 }
 
 static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_case *c, const field *f) {
   int n = 0;
   const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer hold none of gemm's that can be spread out */
-  for (int64_t index = 0; index < n_tried; index++) {
+  for (int64_t index = 0; index < n_tried || (!n && index < 6 * n_tried); index++) {
     assert_int_equal(kr_case_open(c, op, 41, index, 0), KRAIT_OK);
     const int refused = row->refuse && row->refuse(ctx, c->args);
     if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
@@ -200,7 +217,7 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
       if (!run_far(ctx, c, op, row, &c->tensors[i], f)) continue;
       n++;
       for (int k = 0; k < c->n_tensors; k++)
-        if (c->tensors[k].role & KR_OUT && memcmp(c->tensors[k].expected, c->tensors[k].storage, bytes_of(c, &c->tensors[k])) != 0)
+        if (c->tensors[k].role & KR_OUT && !is_same(c, row, &c->tensors[k]))
           fail_msg("%s, row %s, case %d: %s differs where %s is spread out", op->name, row->name, (int)index, c->tensors[k].name, c->tensors[i].name);
     }
     kr_case_close(c);

@@ -87,7 +87,7 @@ static void begin_query(const work *w, const kr_attention_sequence *s, int64_t h
                          kr_attention_query(s, &a->out, i) + h * a->out.stride[2]);
   if (kr_has(&a->dlse) && isfinite(lse)) delta -= ((const float *)a->dlse.data)[kr_attention_lse(s, &a->dlse, h, i)];
   w->delta[delta_at(w, s, h, i)] = delta;
-  if (kr_has(&a->dsinks) && isfinite(lse))
+  if (kr_has(&a->dsinks) && !isinf(lse))
     *dsink -= (double)(expf(kr_scalar_load(a->sinks.data, kr_at1(&a->sinks, h), a->sinks.dtype) - lse) * delta);
 }
 

@@ -8,7 +8,7 @@
 
 KR_DEV float f(const kr_pointwise_plan &p, float x) {
   if (p.activation == KRAIT_ACT_NONE) return p.slope ? 1.0f : x;
-  if (p.activation == KRAIT_ACT_RELU) return p.slope ? (x > 0.0f ? 1.0f : 0.0f) : x > 0.0f ? x : 0.0f;
+  if (p.activation == KRAIT_ACT_RELU) return p.slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
   if (p.activation == KRAIT_ACT_EXP) return kr_exp(x);
   const float s = kr_sigmoid(x);
   if (p.activation == KRAIT_ACT_SIGMOID) return p.slope ? s * (1.0f - s) : s;

@@ -8,7 +8,7 @@
 static double f(const krait_pointwise_args *a, double x) {
   const int slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0;
   if (a->activation == KRAIT_ACT_NONE) return slope ? 1 : x;
-  if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x > 0 ? x : 0;
+  if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x < 0 ? 0 : x; /* NaN stays */
   if (a->activation == KRAIT_ACT_EXP) return exp(x);
   const double s = 1 / (1 + exp(-x));
   if (a->activation == KRAIT_ACT_SIGMOID) return slope ? s * (1 - s) : s;

@@ -16,11 +16,11 @@
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
 
-/* U of one step: gates of h(b, t - 1). */
+/* U of one step: gates of h(b, t - 1), which is 0 before the first: a weight that is not finite reaches that, too. */
 static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t, int64_t H, int64_t gates, double *U) {
   for (int64_t g = 0; g < gates; g++) {
     U[g] = kr_has(bias) ? kr_get(bias, kr_at1(bias, g)) : 0;
-    for (int64_t k = 0; k < H && t > 0; k++) U[g] += kr_get(weight, kr_at2(weight, g, k)) * value(out, b, t - 1, k);
+    for (int64_t k = 0; k < H; k++) U[g] += kr_get(weight, kr_at2(weight, g, k)) * (t > 0 ? value(out, b, t - 1, k) : 0);
   }
 }
 
@@ -39,7 +39,7 @@ int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
         if (is_lstm) {
           const double i = sigmoid(value(&a->x, b, t, k) + U[k]), f = sigmoid(value(&a->x, b, t, H + k) + U[H + k]);
           const double g = tanh(value(&a->x, b, t, 2 * H + k) + U[2 * H + k]), o = sigmoid(value(&a->x, b, t, 3 * H + k) + U[3 * H + k]);
-          c[k] = (t > 0 ? f * c[k] : 0) + i * g;
+          c[k] = f * (t > 0 ? c[k] : 0) + i * g;
           if (kr_has(&a->cells)) kr_put(&a->cells, kr_at3(&a->cells, b, t, k), c[k]);
           h = o * tanh(c[k]);
         } else {
