@@ -48,7 +48,7 @@ static int is_share(double v) { return v >= 0 && v <= 1; }
 static int32_t check_config(const kr_data_config *c) {
   KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT, "speech: name a folder, a list or a safetensors file of clean recordings");
   KR_CHECK(c->segment == 0 || (c->segment > 0 && c->stride > 0 && c->shift >= 0 && c->shift < c->segment), KRAIT_ERR_ARGUMENT,
-           "segment %lld, stride %lld, shift %lld: stride must be positive, shift less than segment", (long long)c->segment, (long long)c->stride, (long long)c->shift);
+           "segment %lld, stride %lld, shift %lld: stride must be positive, shift less than segment; all three count samples", (long long)c->segment, (long long)c->stride, (long long)c->shift);
   KR_CHECK(c->snr_low_db <= c->snr_high_db && c->snr_low_db >= -100 && c->snr_high_db <= 100, KRAIT_ERR_ARGUMENT, "snr_range %d..%d: the lower end comes first, within -100 to 100 dB",
            c->snr_low_db, c->snr_high_db);
   KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative", c->level_float_db);
