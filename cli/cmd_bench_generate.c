@@ -24,6 +24,11 @@ static int print_text(const kr_bench_generate *b, const krait_lm_timing *t, cons
   return 0;
 }
 
+static void print_kind(void *user, const char *run, const char *name, const char *op, const char *row, int64_t n_calls, double seconds) {
+  (void)user;
+  printf("  %-6s %-14s %-20s %-28s %4lld calls %10.1f us\n", run, name, op, row, (long long)n_calls, seconds * 1e6);
+}
+
 int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *b) {
   krait_ctx *ctx = NULL;
   krait_lm_timing t = {.size = sizeof t};
@@ -33,6 +38,8 @@ int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *b) {
   int32_t status = krait_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
   if (status >= 0) status = krait_measure_limits(ctx, &limits);
   exit_status = status < 0 ? kr_report("bench", status) + 1 : b->as_json ? print_json(ctx, b, &t, &limits) : print_text(b, &t, &limits);
+  if (status >= 0 && b->by_kernel) status = krait_lm_kinds(ctx, b->model, b->dtype, b->batch, b->n_prompt, print_kind, NULL);
+  if (status < 0 && exit_status == 0) exit_status = kr_report("bench", status) + 1;
   krait_ctx_close(&ctx);
   return exit_status;
 }

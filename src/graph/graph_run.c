@@ -280,3 +280,63 @@ int32_t kr_runner_profile(kr_runner *r, void *stream) {
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;
 }
+
+/* ---- kinds of calls ---- */
+
+static int same_kind(const kr_runner *r, size_t a, size_t b) {
+  return r->args[a] && r->args[b] && r->rows[a] == r->rows[b] && strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
+}
+
+static int32_t run_kind(kr_runner *r, size_t first, void *stream) {
+  for (size_t n = first; n < r->graph->nodes.n; n++)
+    if (same_kind(r, first, n)) KR_TRY(run_node(r, n, stream));
+  return KRAIT_OK;
+}
+
+enum { N_ROUNDS = 10 };
+
+static int32_t time_kind_here(kr_runner *r, size_t first, double *seconds) {
+  KR_TRY(run_kind(r, first, NULL));
+  const int64_t start = kr_clock_ns();
+  for (int k = 0; k < N_ROUNDS; k++) KR_TRY(run_kind(r, first, NULL));
+  *seconds = (double)(kr_clock_ns() - start) * 1e-9 / N_ROUNDS;
+  return KRAIT_OK;
+}
+
+static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t first, void *stream, double *seconds) {
+  void *graph = NULL;
+  KR_TRY(run_kind(r, first, stream)); /* loads kernels */
+  KR_TRY(kr_cuda_graph_begin(cuda, stream));
+  int32_t status = run_kind(r, first, stream);
+  const int32_t ended = kr_cuda_graph_end(cuda, stream, &graph);
+  if (status >= 0) status = ended;
+  if (status >= 0) status = kr_cuda_graph_launch(cuda, graph, stream);
+  if (status >= 0) status = kr_cuda_timer_mark(cuda, timer->from, stream);
+  for (int k = 0; k < N_ROUNDS && status >= 0; k++) status = kr_cuda_graph_launch(cuda, graph, stream);
+  if (status >= 0) status = kr_cuda_timer_mark(cuda, timer->to, stream);
+  if (status >= 0) status = kr_cuda_timer_read(cuda, timer, seconds);
+  if (graph) kr_cuda_graph_close(cuda, &graph);
+  *seconds /= N_ROUNDS;
+  return status;
+}
+
+int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user) {
+  const kr_cuda *cuda = kr_graph_cuda(r->graph);
+  kr_cuda_timer timer = {0};
+  KR_TRY(settle(r));
+  if (cuda && !r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
+  if (cuda) KR_TRY(kr_cuda_timer_open(cuda, &timer));
+  int32_t status = KRAIT_OK;
+  for (size_t n = 0; n < r->graph->nodes.n && status >= 0; n++) {
+    int64_t n_calls = 0;
+    double seconds = 0;
+    size_t first = 0;
+    while (first < n && !same_kind(r, first, n)) first++;
+    if (!r->args[n] || first < n) continue;
+    for (size_t i = n; i < r->graph->nodes.n; i++) n_calls += same_kind(r, n, i);
+    status = cuda ? time_kind_there(r, cuda, &timer, n, r->recorder, &seconds) : time_kind_here(r, n, &seconds);
+    if (status >= 0) fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, n_calls, seconds);
+  }
+  if (cuda) kr_cuda_timer_close(cuda, &timer);
+  return status;
+}

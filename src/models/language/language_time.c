@@ -108,3 +108,40 @@ int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype,
   kr_free(w.logits), kr_free(w.ids), kr_free(w.slots), kr_free(w.times);
   return status < 0 ? status : kr_struct_give("krait_lm_timing", timing, sizeof t, &t, sizeof t);
 }
+
+/* ---- what runs are made of ---- */
+
+typedef struct kinds {
+  const char *run;
+  krait_lm_kind_fn kind;
+  void *user;
+} kinds;
+
+static void tell_kind(void *user, const char *name, const char *op, const char *row, int64_t n_calls, double seconds) {
+  const kinds *k = user;
+  k->kind(k->user, k->run, name, op, row, n_calls, seconds);
+}
+
+static int32_t time_kinds(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, krait_lm_kind_fn kind, void *user) {
+  KR_TRY(kr_mlm_open_random(ctx, c, dtype, w->B, &w->model));
+  for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
+  KR_TRY(kr_mlm_read(w->model, 0, w->ids, w->n_prompt, 0, NULL));
+  KR_TRY(kr_mlm_kinds(w->model, tell_kind, &(kinds){"prompt", kind, user}));
+  for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b;
+  KR_TRY(kr_mlm_step(w->model, w->B, w->slots, w->ids, NULL, NULL));
+  return kr_mlm_kinds(w->model, tell_kind, &(kinds){"step", kind, user});
+}
+
+int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, krait_lm_kind_fn kind, void *user) {
+  kr_mlm_config c;
+  KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
+  KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT, "batch must be 1 to 1024, n_prompt 1 to 2^24");
+  KR_TRY(find_sizes(model, &c));
+  const int64_t n_ids = n_prompt > batch ? n_prompt : batch;
+  work w = {.B = batch, .n_prompt = n_prompt, .V = c.V, .ids = kr_alloc_array((size_t)n_ids, sizeof *w.ids), .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};
+  const int32_t status = w.ids && w.slots ? time_kinds(ctx, &c, dtype, &w, kind, user) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
+  kr_mlm_close(&w.model);
+  kr_free(w.ids), kr_free(w.slots);
+  return status;
+}

@@ -302,10 +302,21 @@ int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *i
   return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits, best);
 }
 
-int32_t kr_mlm_step_again(kr_mlm *m) {
+static const kr_mlm_graph *latest_of(const kr_mlm *m) {
   const kr_mlm_graph *latest = m->graphs;
   for (int i = 1; i < MOST_GRAPHS; i++)
     if (m->graphs[i].used > latest->used) latest = &m->graphs[i];
+  return latest;
+}
+
+int32_t kr_mlm_kinds(kr_mlm *m, kr_runner_kind_fn fn, void *user) {
+  const kr_mlm_graph *latest = latest_of(m);
+  KR_CHECK(latest->g, KRAIT_ERR_ARGUMENT, "no run came before");
+  return kr_runner_kinds(latest->runner, fn, user);
+}
+
+int32_t kr_mlm_step_again(kr_mlm *m) {
+  const kr_mlm_graph *latest = latest_of(m);
   KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
   return kr_runner_run(latest->runner, NULL);
 }

@@ -86,6 +86,8 @@ int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_
 /* A step as the one before, whose logits stay where they are: for timing. */
 int32_t kr_mlm_step_again(kr_mlm *model);
 int32_t kr_mlm_wait(const kr_mlm *model);
+/* What kinds of calls the latest run is made of, and their times (kr_runner_kinds); the states are lost. */
+int32_t kr_mlm_kinds(kr_mlm *model, kr_runner_kind_fn fn, void *user);
 
 /* A slot's states as named tensors, in host memory. */
 typedef int32_t (*kr_mlm_state_fn)(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data);

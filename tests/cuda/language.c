@@ -1,0 +1,123 @@
+/* language.c: Mamba and Mamba-2 language models of random weights on a GPU beside the same on the CPU: a prompt, then steps of several sequences, launched one by
+ * one at first, then as one graph of the driver. Compiled twice: for a machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that
+ * run on the host; usage then: emulated_language LIBRARY. */
+#define _POSIX_C_SOURCE 200809L
+#include "../test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef KR_EMULATED
+#include "cuda.h"
+#include "emulator/emulator.h"
+enum { IS_EMULATED = 1 };
+#else
+enum { IS_EMULATED = 0 };
+#endif
+#include "mamba_lm/mamba_lm.h"
+
+enum { SLOTS = 10, PROMPT = 19, STEPS = 5, V = 331 };
+
+static krait_ctx *cpu, *gpu;
+#define WORKS(call) do { if ((call) < 0) fail_msg("%s", krait_error_detail()); } while (0)
+
+static kr_mlm_config config_of(int32_t mixer) {
+  const int is_second = mixer == KR_MIXER_MAMBA2;
+  const int64_t d = IS_EMULATED ? 96 : 512;
+  kr_mlm_config c = {.mixer = mixer, .d = d, .n_layers = 3, .V = V, .n_used = V - 2, .Di = 2 * d, .N = is_second ? 32 : 16, .W = 4, .eps = 1e-5f, .is_rms = 1, .G = 1, .R = d / 32 * 8};
+  c.H = is_second ? c.Di / 32 : 1;
+  c.P = c.Di / c.H;
+  return c;
+}
+
+static double error_of(const float *got, const float *want, int64_t n) {
+  double error = 0, scale = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double d = fabs((double)got[i] - want[i]);
+    if (!(d <= error)) error = d;
+    if (fabs(want[i]) > scale) scale = fabs(want[i]);
+  }
+  return error / scale;
+}
+
+static float got[SLOTS * V], want[SLOTS * V];
+
+static void assert_close(const char *what, int64_t n, double bound, double *most) {
+  const double error = error_of(got, want, n * V);
+  if (!(error <= *most)) *most = error;
+  if (!(error <= bound)) fail_msg("%s: %.3g of the largest, %.3g allowed", what, error, bound);
+}
+
+/* Prompts of different lengths, then steps of all B slots at once, then one of a single slot. */
+static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double *most) {
+  int32_t slots[SLOTS], ids[PROMPT], best[SLOTS];
+  for (int64_t b = 0; b < B; b++) {
+    const int64_t n = 1 + (PROMPT - 1) * (b + 1) / B;
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
+    slots[b] = (int32_t)((b * 3 + 1) % SLOTS);
+    WORKS(kr_mlm_reset(there, slots[b]));
+    WORKS(kr_mlm_reset(here, slots[b]));
+    WORKS(kr_mlm_read(there, slots[b], ids, n, 0, got));
+    WORKS(kr_mlm_read(here, slots[b], ids, n, 0, want));
+    assert_close("a prompt", 1, bound, most);
+  }
+  for (int t = 0; t < STEPS; t++) {
+    for (int64_t b = 0; b < B; b++) ids[b] = (int32_t)((t * 53 + b * 17 + 3) % V);
+    WORKS(kr_mlm_step(there, B, slots, ids, got, best));
+    WORKS(kr_mlm_step(here, B, slots, ids, want, NULL));
+    assert_close("a step", B, bound, most);
+    for (int64_t b = 0; b < B; b++) {
+      const float *row = got + b * V;
+      for (int64_t i = 0; i < V - 2; i++)
+        if (row[i] > row[best[b]] || (row[i] == row[best[b]] && i < best[b])) fail_msg("sequence %lld: %lld is likelier than %d", (long long)b, (long long)i, best[b]);
+    }
+  }
+}
+
+static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, double bound) {
+  static const int64_t batches[] = {1, 3, SLOTS};
+  const kr_mlm_config c = config_of(mixer);
+  kr_mlm *here, *there;
+  double most = 0;
+  WORKS(kr_mlm_open_random(cpu, &c, dtype, SLOTS, &here));
+  WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
+  for (int i = 0; i < 3; i++) compare(there, here, batches[i], bound, &most);
+  printf("Mamba-%d %s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), krait_dtype_name(dtype), most);
+  kr_mlm_close(&here);
+  kr_mlm_close(&there);
+}
+
+static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 2e-5); }
+static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 4e-3); }
+static void mamba_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 3e-2); }
+static void mamba2_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F32, 2e-5); }
+static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 4e-3); }
+static void mamba2_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 3e-2); }
+
+int main(int argc, char **argv) {
+#ifdef KR_EMULATED
+  const char *module, *tier, *text;
+  size_t bytes;
+  if (argc < 2) return 2;
+  setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=7,record=1", 1);
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  if (!kr_cuda_built_tiers()) return 77;
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
+    if (strcmp(tier, "hopper") != 0) kr_emulated_name(text, module);
+#else
+  (void)argc, (void)argv;
+#endif
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &cpu) < 0) return 1;
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER}, &gpu) < 0) {
+    printf("skipped: %s\n", krait_error_detail());
+    krait_ctx_close(&cpu);
+    return 77;
+  }
+  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16),
+                                     cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba2_bfloat16)};
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  krait_ctx_close(&gpu);
+  krait_ctx_close(&cpu);
+  return failed;
+}
