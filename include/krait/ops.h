@@ -797,6 +797,39 @@ typedef struct krait_gemm_q8_args {
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
+/* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without x_proj of Mamba-2, whose states move on. A layer, with h = x at first:
+ *   n = norm_weight h / sqrt(mean(h h) + eps);  (x, z) = in_proj n, of Mamba-2 (z, x, B, C, dt) = in_proj n
+ *   what the convolution takes (x, of Mamba-2 x, B and C) becomes silu(conv(.) + conv_bias), its last W - 1 inputs stay in conv_state
+ *   Mamba: (r, B, C) = x_proj x;  dt = softplus(dt_proj r + dt_bias);  of Mamba-2 dt = softplus(dt + dt_bias), one for each head of E / H channels
+ *   ssm_state = exp(dt A) ssm_state + dt x B;  y = sum over states of ssm_state C + Dvec x, times silu(z)
+ *   Mamba-2, in G groups of channels: y = gate_norm y / sqrt(mean(y y) + 1e-5)
+ *   h += out_proj y
+ * Head h uses B and C of group h / (H / G). Layers lie at equal distances: stacked tensors may be views of what was loaded one by one. */
+typedef struct krait_mamba_decode_args {
+  krait_call call;
+  int64_t B, Y, D, E, N, W, R, H, G, n_states; /* R: of Mamba; H % G == 0, E % H == 0; Mamba: H == G == 1 */
+  float eps;
+  int32_t reserved;
+  krait_view x;                   /* (B,D) activation type */
+  krait_view norm_weight;         /* (Y,D) */
+  krait_view in_proj;             /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D) */
+  krait_view conv_weight;         /* (Y,C,W), C = E, Mamba-2 E+2GN */
+  krait_view conv_bias;           /* (Y,C) or absent */
+  krait_view x_proj, dt_proj;     /* (Y,R+2N,E), (Y,E,R); absent: Mamba-2 */
+  krait_view dt_bias;             /* (Y,E), Mamba-2 (Y,H) float32 */
+  krait_view A;                   /* (Y,E,N), Mamba-2 (Y,H) float32 */
+  krait_view Dvec;                /* (Y,E), Mamba-2 (Y,H) float32 */
+  krait_view gate_norm;           /* (Y,E), Mamba-2 alone */
+  krait_view out_proj;            /* (Y,D,E) */
+  krait_view conv_state;          /* (Y,n_states,C,W-1), read and written */
+  krait_view ssm_state;           /* (Y,n_states,E,N), read and written */
+  krait_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view out;                 /* (B,D) float32 */
+} krait_mamba_decode_args;
+
+KRAIT_API int32_t krait_mamba_decode(const krait_ctx *ctx, const krait_mamba_decode_args *args);
+KRAIT_API int32_t krait_mamba_decode_scratch_bytes(const krait_ctx *ctx, const krait_mamba_decode_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -223,6 +223,9 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
   return status;
 }
 
+/* Older drivers do not record such launches. */
+int kr_cuda_starts_together(const kr_cuda *cuda) { return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000; }
+
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   int entered;
   void *function;
@@ -234,6 +237,10 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
 
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g, const void *args) {
   void *parameters[] = {(void *)args};
+  if (g->is_together) {
+    KR_CU_TRY(cuda->driver, LaunchCooperativeKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream, parameters), kernel->name);
+    return KRAIT_OK;
+  }
   KR_CU_TRY(cuda->driver, LaunchKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream, parameters, NULL), kernel->name);
   return KRAIT_OK;
 }

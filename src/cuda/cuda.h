@@ -56,6 +56,7 @@ typedef struct kr_grid {
   uint32_t x, y, z;    /* blocks; 0 means 1 */
   uint32_t block;      /* threads */
   uint32_t shared_bytes;
+  int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together, and no more than fit */
   void *stream;
 } kr_grid;
 
@@ -78,6 +79,7 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
   chain->n++;
 }
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
+int kr_cuda_starts_together(const kr_cuda *cuda);
 /* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 

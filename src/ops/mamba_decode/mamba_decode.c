@@ -1,0 +1,31 @@
+/* mamba_decode.c: contract, cost and rows of a token's way through the layers of a Mamba or Mamba-2 model. Its equation is in krait/ops.h; models/mamba_lm records it in place of the
+ * layers' own calls where a row other than the reference takes it. */
+#include "mamba_decode_rows.h"
+#include "op_list.h"
+#include "status.h"
+#include "view.h"
+
+static int32_t check_rules(const void *args) {
+  const krait_mamba_decode_args *a = args;
+  const int is_first = kr_has(&a->x_proj);
+  KR_CHECK(is_first == kr_has(&a->dt_proj) && is_first != kr_has(&a->gate_norm), KRAIT_ERR_ARGUMENT, "mamba_decode: Mamba has x_proj and dt_proj, Mamba-2 gate_norm");
+  KR_CHECK(is_first ? a->R >= 1 && a->H == 1 && a->G == 1 : a->R == 0, KRAIT_ERR_SHAPE, "mamba_decode: R, H and G are %lld, %lld and %lld; Mamba has a rank, Mamba-2 heads and groups", (long long)a->R, (long long)a->H,
+           (long long)a->G);
+  return KRAIT_OK;
+}
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_mamba_decode_args *a = args;
+  const double Y = (double)a->Y, B = (double)a->B, E = (double)a->E, D = (double)a->D, states = E * (double)a->N;
+  const double weights = (double)kr_decode_rows(a) * D + E * D + (kr_has(&a->x_proj) ? E * (double)(2 * a->R + 2 * a->N) : 0);
+  cost->flops = Y * B * (2 * weights + 6 * states);
+  cost->exps = Y * B * states;
+  cost->bytes = Y * (weights * (double)krait_dtype_bytes(a->in_proj.dtype) + 2 * B * states * (double)krait_dtype_bytes(a->ssm_state.dtype));
+}
+
+static const kr_row rows[] = {
+    {"persistent", KRAIT_CAP_CUDA_AMPERE, kr_mamba_decode_persistent_refuse, kr_mamba_decode_persistent, kr_mamba_decode_persistent_scratch},
+    {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},
+};
+
+KR_OP_DEFINE(mamba_decode, rows, check_rules, count_cost, kr_mamba_decode_case, 60)

@@ -1,0 +1,30 @@
+/* mamba_decode_check.c: random calls: both kinds of layers, sizes around what the GPU's row takes, few sequences of many states. What passes through several products
+ * and norms in 16 bits keeps less than one rounding. */
+#include "check.h"
+#include "op_list.h"
+
+static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_even) {
+  a->B = kr_case_int(c, 1, is_even ? 8 : 10), a->Y = kr_case_int(c, 1, 3);
+  a->H = a->G = 1, a->W = is_even ? 4 : kr_case_int(c, 2, 5);
+  a->D = is_even ? 8 * kr_case_int(c, 1, 12) : kr_case_edge(c, 40);
+  a->N = is_even ? 4 * kr_case_int(c, 1, is_first ? 4 : 32) : kr_case_int(c, 1, 20);
+  if (!is_first) a->H = kr_case_pick(c, 3, (int64_t[]){2, 4, 6}), a->G = kr_case_chance(c, 0.3) ? 2 : 1;
+  a->E = a->H * (is_even ? 8 * kr_case_int(c, 1, 12 / a->H + 2) : kr_case_int(c, 1, 20));
+  a->R = is_first ? (is_even ? 8 : 1) * kr_case_int(c, 1, 6) : 0;
+  a->n_states = a->B + kr_case_int(c, 0, 3);
+}
+
+int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
+  krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
+  const int is_first = index % 2 == 0, is_even = index % 3 != 0;
+  choose_sizes(c, a, is_first, is_even);
+  c->dtype = is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16}) : kr_case_activation_dtype(c);
+  if (is_even) c->contiguous = 1, c->other = c->dtype;
+  if (is_first) kr_case_leave_out(c, "gate_norm"), kr_case_give(c, "x_proj"), kr_case_give(c, "dt_proj");
+  else kr_case_leave_out(c, "x_proj"), kr_case_leave_out(c, "dt_proj"), kr_case_give(c, "gate_norm");
+  kr_case_give_rest(c);
+  const double bound = a->in_proj.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2 : a->in_proj.dtype == KRAIT_F16 || a->x.dtype == KRAIT_F16 ? 8e-3 : 2e-5;
+  const krait_view *const written[] = {&a->conv_state, &a->ssm_state, &a->out};
+  for (int i = 0; i < 3; i++) kr_case_bound(c, written[i], bound, bound / 100);
+  return KRAIT_OK;
+}

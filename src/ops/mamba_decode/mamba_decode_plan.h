@@ -1,0 +1,51 @@
+/* mamba_decode_plan.h: what the device code of mamba_decode is told; host and device read the same struct. */
+#ifndef KR_MAMBA_DECODE_PLAN_H
+#define KR_MAMBA_DECODE_PLAN_H
+
+#include <stdint.h>
+
+enum { KR_DECODE_THREADS = 512, KR_DECODE_WARPS = KR_DECODE_THREADS / 32, KR_DECODE_MOST_TOKENS = 8, KR_DECODE_UNIT_BYTES = 1024 };
+
+/* What a layer does between two waits for all blocks; Mamba-2 goes without COLUMNS. */
+enum { KR_DECODE_IN, KR_DECODE_COLUMNS, KR_DECODE_SCAN, KR_DECODE_OUT };
+
+/* A weight of every layer; strides in elements, inputs side by side. */
+typedef struct kr_decode_matrix {
+  const uint16_t *data;
+  int64_t layer, row;
+} kr_decode_matrix;
+typedef struct kr_decode_halves {
+  const uint16_t *data; /* NULL: absent */
+  int64_t layer, row;
+} kr_decode_halves;
+typedef struct kr_decode_floats {
+  const float *data;
+  int64_t layer, row;
+} kr_decode_floats;
+typedef struct kr_decode_state {
+  void *data;
+  int64_t layer, slot, channel;
+  int32_t is_float, reserved;
+} kr_decode_state;
+
+typedef struct kr_decode_plan {
+  kr_decode_matrix in_proj, x_proj, dt_proj, out_proj;
+  kr_decode_halves norm, conv, conv_bias, gate_norm;
+  kr_decode_floats dt_bias, A, D;
+  kr_decode_state conv_state, ssm_state;
+  const uint16_t *x;
+  float *out;
+  const int32_t *slots;
+  int64_t x_row, out_row, slots_stride;
+  /* Between phases. */
+  uint16_t *u;    /* (tokens, E): what the convolution made; of Mamba the products take it */
+  float *z, *y;   /* (tokens, E); of Mamba y holds halves */
+  float *columns; /* (tokens, n_columns): of Mamba r, B, C; of Mamba-2 B, C, then dt */
+  int32_t *arrived;
+  float eps;
+  int32_t n_tokens, n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
+  int32_t phase_from, phase_to;             /* of all layers */
+  int32_t act_pitch, act_bytes, result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
+} kr_decode_plan;
+
+#endif

@@ -1,0 +1,16 @@
+/* mamba_decode_rows.h: sizes that follow from a call of mamba_decode, and its rows on a GPU. */
+#ifndef KR_MAMBA_DECODE_ROWS_H
+#define KR_MAMBA_DECODE_ROWS_H
+
+#include <krait/ops.h>
+
+/* Channels that the convolution takes, rows of in_proj. */
+static inline int64_t kr_decode_channels(const krait_mamba_decode_args *a) { return a->x_proj.data ? a->E : a->E + 2 * a->G * a->N; }
+static inline int64_t kr_decode_rows(const krait_mamba_decode_args *a) { return a->x_proj.data ? 2 * a->E : a->E + kr_decode_channels(a) + a->H; }
+
+uint64_t kr_mamba_decode_ref_scratch(const krait_ctx *ctx, const void *args);
+int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args);
+const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *args);
+uint64_t kr_mamba_decode_persistent_scratch(const krait_ctx *ctx, const void *args);
+
+#endif
