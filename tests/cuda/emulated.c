@@ -89,9 +89,11 @@ static krait_ctx *open_ctx(void) {
   return ctx;
 }
 
-static int has_base_row(const kr_op *op) {
+static const char *row_of(const kr_op *op) { return strcmp(op->name, "mamba_decode") == 0 ? "persistent" : "cuda_base"; }
+
+static int has_row(const kr_op *op) {
   for (int32_t i = 0; i < op->n_rows; i++)
-    if (strncmp(op->rows[i].name, "cuda_base", 9) == 0) return 1;
+    if (strncmp(op->rows[i].name, row_of(op), strlen(row_of(op))) == 0) return 1;
   return 0;
 }
 
@@ -125,12 +127,13 @@ enum { SECOND_START = 22 };
 static void agrees_with_the_reference(void **state) {
   const kr_op *op = *state;
   int64_t n_failures = 0, n_runs = 0;
-  if (!kr_cuda_built_tiers() || !has_base_row(op)) skip();
+  if (!kr_cuda_built_tiers() || !has_row(op)) skip();
   static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_ampere"}; /* most kernels are of both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
+  static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0;
-  const char *const *rows = strcmp(op->name, "gemm") == 0 ? products : is_attention ? attention : most;
+  const char *const *rows = strcmp(op->name, "gemm") == 0 ? products : strcmp(op->name, "mamba_decode") == 0 ? decode : is_attention ? attention : most;
   if (is_attention) capability = 90;
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
@@ -151,12 +154,12 @@ static void agrees_with_the_reference(void **state) {
 static void a_barrier_taken_out_is_missed(void **state) {
   const kr_op *op = *state;
   int64_t n_caught = 0, n_before = kr_emulated_skipped();
-  if (!kr_cuda_built_tiers() || !has_base_row(op)) skip();
+  if (!kr_cuda_built_tiers() || !has_row(op)) skip();
   krait_ctx *ctx = open_ctx();
   for (int64_t barrier = 0; barrier < 4; barrier++)
     for (int order = 0; order < 2; order++) {
       kr_emulated_skip_barrier(barrier);
-      n_caught += check_op(ctx, op, "cuda_base", order, 0, 0.4, 30, NULL).n_failures;
+      n_caught += check_op(ctx, op, row_of(op), order, 0, 0.4, 30, NULL).n_failures;
     }
   kr_emulated_skip_barrier(-1);
   krait_ctx_close(&ctx);
@@ -362,7 +365,7 @@ int main(int argc, char **argv) {
   if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;
-  if (!kr_cuda_built_tiers() || !has_base_row(op)) return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"), 77;
+  if (!kr_cuda_built_tiers() || !has_row(op)) return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"), 77;
   const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op), cmocka_unit_test_prestate(nan_reaches_no_other_token, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

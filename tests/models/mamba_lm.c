@@ -127,8 +127,7 @@ static void states_after_a_prompt(void **state) {
 }
 
 /* Prefill, then steps: the recorded tokens, and for the first of them the recorded logits. */
-static void greedy_continuations(void **state) {
-  (void)state;
+static void continue_greedily(int whole) {
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
@@ -136,6 +135,7 @@ static void greedy_continuations(void **state) {
     int64_t n, n_greedy;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n), *greedy = ids_of(golden, "golden.greedy", &n_greedy);
     open_model(models[i][0], 2, &folder, &m);
+    kr_mlm_choose_whole(m, whole);
     const int64_t V = kr_mlm_config_of(m)->V;
     float *got = malloc((size_t)V * sizeof *got);
     WORKS(kr_mlm_read(m, 1, ids, n, 0, got));
@@ -153,6 +153,9 @@ static void greedy_continuations(void **state) {
     kr_weights_close(&golden);
   }
 }
+
+static void greedy_continuations(void **state) { (void)state, continue_greedily(0); }
+static void greedy_by_one_call_a_token(void **state) { (void)state, continue_greedily(1); }
 
 /* Prompts cut into pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences in one step: as in one pass. */
 static void pieces_and_batches(void **state) {
@@ -217,7 +220,7 @@ static int close_ctx(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(states_after_a_prompt), cmocka_unit_test(greedy_continuations), cmocka_unit_test(pieces_and_batches), cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(states_after_a_prompt), cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token), cmocka_unit_test(pieces_and_batches), cmocka_unit_test(what_is_refused),
   };
   return cmocka_run_group_tests(tests, open_ctx, close_ctx);
 }

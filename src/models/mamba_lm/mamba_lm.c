@@ -26,6 +26,7 @@ struct kr_mlm {
   float *turns;    /* cos, then sin: (room, R) each */
   kr_mlm_graph graphs[MOST_GRAPHS];
   uint64_t clock;
+  int whole;       /* kr_mlm_choose_whole */
   char *device;    /* a GPU's: ids, slots, logits */
   uint64_t logits_floats; /* room for so many */
 };
@@ -190,7 +191,7 @@ static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph)
   for (int i = 0; i < MOST_GRAPHS; i++) {
     kr_mlm_graph *g = *graph = &m->graphs[i];
     const kr_mlm_run *r = &g->run;
-    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all) return KRAIT_OK;
+    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all && r->whole == run->whole && r->apart == run->apart) return KRAIT_OK;
     if (g->used < oldest->used || !g->g) oldest = g;
     if (!oldest->g) break;
   }
@@ -221,6 +222,8 @@ static int32_t bind_layer(kr_mlm *m, const kr_mlm_graph *g, int64_t i, int64_t s
 
 static int32_t bind(kr_mlm *m, const kr_mlm_graph *g, int64_t slot) {
   for (int64_t i = 0; i < m->config.n_layers; i++) KR_TRY(bind_layer(m, g, i, slot));
+  if (g->all_conv) KR_TRY(kr_runner_bind(g->runner, g->all_conv, conv_of(m, 0, slot)));
+  if (g->all_ssm) KR_TRY(kr_runner_bind(g->runner, g->all_ssm, ssm_of(m, 0, slot)));
   KR_TRY(kr_runner_bind(g->runner, g->ids, m->device));
   if (g->slots) KR_TRY(kr_runner_bind(g->runner, g->slots, m->device + IDS_BYTES));
   if (g->best) KR_TRY(kr_runner_bind(g->runner, g->best, m->device + 3 * IDS_BYTES));
@@ -299,7 +302,7 @@ int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int 
 int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
   KR_CHECK(B >= 1 && B <= PIECE, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B, PIECE);
   for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
-  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, logits, best);
+  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1, .whole = m->whole > 0, .apart = m->whole < 0}, 0, slots, ids, logits, best);
 }
 
 static const kr_mlm_graph *latest_of(const kr_mlm *m) {
@@ -320,6 +323,8 @@ int32_t kr_mlm_step_again(kr_mlm *m) {
   KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
   return kr_runner_run(latest->runner, NULL);
 }
+
+void kr_mlm_choose_whole(kr_mlm *m, int whole) { m->whole = whole; }
 
 int32_t kr_mlm_wait(const kr_mlm *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
 

@@ -86,6 +86,8 @@ int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_
 /* A step as the one before, whose logits stay where they are: for timing. */
 int32_t kr_mlm_step_again(kr_mlm *model);
 int32_t kr_mlm_wait(const kr_mlm *model);
+/* For tests: 1: the layers of steps from now on are one call wherever that is possible, -1: never; 0: as it is best. */
+void kr_mlm_choose_whole(kr_mlm *model, int whole);
 /* What kinds of calls the latest run is made of, and their times (kr_runner_kinds); the states are lost. */
 int32_t kr_mlm_kinds(kr_mlm *model, kr_runner_kind_fn fn, void *user);
 
@@ -99,6 +101,7 @@ typedef struct kr_mlm_run {
   int64_t B, L;    /* sequences, tokens of each; L > 1 only with B == 1 */
   int32_t is_step; /* by the ops of one token, states by slots; else by the parallel ops, states of one slot */
   int32_t all;     /* logits of every token */
+  int32_t whole, apart; /* a step's layers as one call wherever that is possible, or never; else where a row other than the reference takes it */
 } kr_mlm_run;
 typedef struct kr_mlm_graph {
   kr_mlm_run run;
@@ -106,6 +109,7 @@ typedef struct kr_mlm_graph {
   kr_runner *runner;
   kr_tensor ids, slots, logits, best; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32; (B) int32, of steps */
   kr_tensor *conv, *ssm;      /* states of each layer; 0: it has none */
+  kr_tensor all_conv, all_ssm; /* of all layers, where they are one call */
   kr_tensor *keys, *values;   /* of layers of attention */
   kr_tensor lengths, cos, sin; /* (B) int32: tokens that came before; (room, R) */
   uint64_t used;              /* by the clock of its keeper */

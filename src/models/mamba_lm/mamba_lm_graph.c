@@ -1,9 +1,11 @@
 /* mamba_lm_graph.c: the model as calls of a graph, for B sequences of one token (by the ops of a step) or for L tokens of one (by the parallel ops).
  * Rows are tokens; what mixers read by channels are views of rows. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
+#include "ctx.h"
 #include "mamba_lm.h"
 #include "op_list.h"
 #include "status.h"
@@ -45,7 +47,7 @@ static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows
 
 static kr_tensor norm_of(const builder *b, const char *name, kr_tensor x, kr_tensor w, kr_tensor bias, float eps) {
   return kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = b->c->is_rms || !w ? KRAIT_NORM_RMS : 0, .eps = eps, .x = view(b, x), .weight = view(b, w), .bias = view(b, bias),
-                                                                           .out = kr_graph_ask()});
+                                                                           .out = view(b, kr_graph_temp(b->g, b->dtype, kr_graph_dims(b->g, x)))});
 }
 
 static void copy(const builder *b, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
@@ -139,7 +141,9 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
 static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
-  const kr_tensor all = PROJECT(in_proj, x, c->Di + C + c->H, c->d, WEIGHT(in_proj_bias, c->Di + C + c->H));
+  const int64_t n_rows = c->Di + C + c->H;
+  const kr_tensor room = kr_graph_slice(b->g, new_rows(b, (n_rows + 63) / 64 * 64), 1, 0, n_rows); /* rows that begin with a line of memory */
+  const kr_tensor all = project_into(b, "in_proj", x, &b->layer->in_proj, n_rows, c->d, WEIGHT(in_proj_bias, n_rows), room);
   const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C, KRAIT_ACT_SILU), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
   scan_heads(b, kr_graph_slice(b->g, xBC, 1, 0, c->Di), kr_graph_slice(b->g, all, 1, c->Di + C, c->H), kr_graph_slice(b->g, xBC, 1, c->Di, GN), kr_graph_slice(b->g, xBC, 1, c->Di + GN, GN), y);
   kr_graph_call(b->g, "gate_norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST, .group_size = c->Di / c->G, .eps = 1e-5f, .x = view(b, y),
@@ -177,6 +181,86 @@ static kr_tensor attend(const builder *b, kr_tensor x) {
   kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .scale = a->scale, .q = view(b, q), .k = view(b, keys), .v = view(b, values),
                 .seqused_k = view(b, used), .cache_batch_idx = view(b, b->to->slots), .out = view(b, kr_graph_reshape(b->g, y, KR_DIMS(run->B, run->L, a->H, a->D)))});
   return PROJECT(out_proj, y, c->d, a->H * a->D, WEIGHT(out_proj_bias, c->d));
+}
+
+/* ---- all layers of a step as one call ---- */
+
+/* Tensors of one kind as (layers, ...): they must lie at equal distances. dims: of one layer. */
+static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offset, kr_dims dims, int *fits) {
+  const kr_mlm_tensor *first = (const kr_mlm_tensor *)((const char *)&w->layers[0] + offset);
+  const int64_t bytes = (int64_t)krait_dtype_bytes(first->dtype), elements = (dims.n > 0 ? dims.size[0] : 1) * (dims.n > 1 ? dims.size[1] : 1);
+  krait_view v = {.data = (void *)first->data, .dtype = first->dtype, .stride = {elements, dims.n > 1 ? dims.size[1] : 1, 1}};
+  int64_t distance = elements * bytes;
+  for (int64_t i = 0; i < n_layers; i++) {
+    const kr_mlm_tensor *t = (const kr_mlm_tensor *)((const char *)&w->layers[i] + offset);
+    if (i == 1 && t->data) distance = (const char *)t->data - (const char *)first->data;
+    *fits = *fits && !t->scales && !t->data == !first->data && t->dtype == first->dtype && (!t->data || (const char *)t->data - (const char *)first->data == i * distance);
+  }
+  if (!first->data) return (krait_view){0};
+  *fits = *fits && distance > 0 && distance % bytes == 0;
+  v.stride[0] = distance / bytes;
+  return v;
+}
+
+/* States of all layers of all slots, as mamba_lm.c lays them out; only strides and type count. */
+static krait_view layered_states(const kr_mlm_config *c, int64_t n_slots, int64_t rows, int64_t columns) {
+  static float aligned[4] __attribute__((aligned(256)));
+  return (krait_view){.data = aligned, .dtype = KRAIT_F32, .stride = {n_slots * (kr_mlm_channels(c, 0) * (c->W - 1) + c->Di * c->N), rows * columns, columns, 1}};
+}
+
+static int is_uniform(const kr_mlm_config *c, const kr_mlm_weights *w) {
+  int plain = !c->attention.n && !c->F && c->dt_eps == 0 && c->is_rms;
+  for (int64_t i = 0; i < c->n_layers; i++) {
+    const kr_mlm_layer *l = &w->layers[i];
+    plain = plain && !l->norm_bias.data && !l->in_proj_bias.data && !l->out_proj_bias.data && !l->D_per_channel;
+  }
+  return plain;
+}
+
+/* The call with addresses where there are some. 0: the layers are not of its kind. */
+static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int64_t B, int64_t n_slots, krait_mamba_decode_args *a) {
+  static float aligned[4] __attribute__((aligned(256)));
+  const int64_t C = kr_mlm_channels(c, 0), is_first = c->mixer == KR_MIXER_MAMBA1, rows = is_first ? 2 * c->Di : c->Di + C + c->H;
+  int fits = is_uniform(c, w);
+  if (!fits) return 0;
+#define LAYERED(name, ...) layered(w, c->n_layers, offsetof(kr_mlm_layer, name), KR_DIMS(__VA_ARGS__), &fits)
+  *a = (krait_mamba_decode_args){.B = B, .Y = c->n_layers, .D = c->d, .E = c->Di, .N = c->N, .W = c->W, .R = is_first ? c->R : 0, .H = c->H, .G = c->G, .n_states = n_slots, .eps = c->eps,
+                                 .x = {.data = aligned, .dtype = w->dtype, .stride = {c->d, 1}}, .norm_weight = LAYERED(norm, c->d), .in_proj = LAYERED(in_proj, rows, c->d), .conv_weight = LAYERED(conv, C, c->W), .conv_bias = LAYERED(conv_bias, C),
+                                 .x_proj = LAYERED(x_proj, c->R + 2 * c->N, c->Di), .dt_proj = LAYERED(dt_proj, c->Di, c->R), .dt_bias = LAYERED(dt_bias, is_first ? c->Di : c->H), .Dvec = LAYERED(D, is_first ? c->Di : c->H),
+                                 .gate_norm = LAYERED(gate_norm, c->Di), .out_proj = LAYERED(out_proj, c->d, c->Di), .conv_state = layered_states(c, n_slots, C, c->W - 1), .ssm_state = layered_states(c, n_slots, c->Di, c->N),
+                                 .state_batch_indices = {.data = aligned, .dtype = KRAIT_I32, .stride = {1}}, .out = {.data = aligned, .dtype = KRAIT_F32, .stride = {c->d, 1}}};
+  a->A = is_first ? LAYERED(A, c->Di, c->N) : LAYERED(A, c->H);
+  return fits;
+}
+
+static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, krait_mamba_decode_args *a) {
+  int32_t status = KRAIT_OK;
+  if (!run->is_step || run->apart || !describe_decode(c, w, run->B, n_slots, a)) return 0;
+  if (run->whole) return 1;
+  const kr_row *row = ctx->cuda ? kr_op_resolve(&kr_op_mamba_decode, ctx, a, &status) : NULL;
+  return row && !(row->needs & KRAIT_CAP_CPU);
+}
+
+static krait_view stacked(const builder *b, const char *name, const krait_view *v, kr_dims dims) { return v->data ? view(b, kr_graph_input_like(b->g, name, v, dims)) : (krait_view){0}; }
+
+/* x: rows of the embedding; the stream behind all layers. */
+static kr_tensor record_whole(const builder *b, const krait_mamba_decode_args *of, int64_t n_slots, kr_tensor x) {
+  const kr_mlm_config *c = b->c;
+  const int64_t Y = c->n_layers, C = kr_mlm_channels(c, 0), is_first = c->mixer == KR_MIXER_MAMBA1, rows = is_first ? 2 * c->Di : c->Di + C + c->H;
+  krait_mamba_decode_args a = *of;
+  krait_view conv = of->conv_state, ssm = of->ssm_state;
+  conv.data = ssm.data = NULL;
+  const kr_tensor out = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->R, c->d));
+  b->to->all_conv = kr_graph_output_like(b->g, "conv", &conv, KR_DIMS(Y, n_slots, C, c->W - 1));
+  b->to->all_ssm = kr_graph_output_like(b->g, "ssm", &ssm, KR_DIMS(Y, n_slots, c->Di, c->N));
+#define STACKED(field, ...) a.field = stacked(b, #field, &of->field, KR_DIMS(Y, __VA_ARGS__))
+  STACKED(norm_weight, c->d), STACKED(in_proj, rows, c->d), STACKED(conv_weight, C, c->W), STACKED(conv_bias, C), STACKED(x_proj, c->R + 2 * c->N, c->Di), STACKED(dt_proj, c->Di, c->R);
+  STACKED(dt_bias, is_first ? c->Di : c->H), STACKED(Dvec, is_first ? c->Di : c->H), STACKED(gate_norm, c->Di), STACKED(out_proj, c->d, c->Di);
+  if (is_first) STACKED(A, c->Di, c->N);
+  else STACKED(A, c->H);
+  a.x = view(b, x), a.state_batch_indices = view(b, b->to->slots), a.conv_state = view(b, b->to->all_conv), a.ssm_state = view(b, b->to->all_ssm), a.out = view(b, out);
+  kr_graph_call(b->g, "layers", &kr_op_mamba_decode, &a);
+  return out;
 }
 
 /* ---- the whole ---- */
@@ -233,16 +317,18 @@ static void record_states(const builder *b, int64_t n_slots, int64_t room) {
   if (a->R) to->cos = kr_graph_input(b->g, "cos", KRAIT_F32, KR_DIMS(room, a->R)), to->sin = kr_graph_input(b->g, "sin", KRAIT_F32, KR_DIMS(room, a->R));
 }
 
-static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t room) {
+static void record(builder *b, const krait_ctx *ctx, const kr_mlm_weights *w, int64_t n_slots, int64_t room) {
   const kr_mlm_config *c = b->c;
   kr_mlm_graph *to = b->to;
   kr_tensor stream = 0;
+  krait_mamba_decode_args decode;
+  const int is_whole = takes_whole(ctx, c, w, &to->run, n_slots, &decode);
   to->ids = kr_graph_input(b->g, "ids", KRAIT_I32, KR_DIMS(b->R));
   if (to->run.is_step) to->slots = kr_graph_input(b->g, "slots", KRAIT_I32, KR_DIMS(b->R));
-  record_states(b, n_slots, room);
+  if (!is_whole) record_states(b, n_slots, room);
   const kr_tensor table = kr_graph_weight(b->g, "embedding", w->embedding.dtype, KR_DIMS(c->V, c->d), w->embedding.data), x = new_rows(b, c->d);
   kr_graph_call(b->g, "embedding", &kr_op_gather_rows, &(krait_gather_rows_args){.table = view(b, table), .index = view(b, to->ids), .out = view(b, x)});
-  kr_tensor h = record_layers(b, w, x, &stream);
+  kr_tensor h = is_whole ? record_whole(b, &decode, n_slots, x) : record_layers(b, w, x, &stream);
   if (!to->run.is_step && !to->run.all) { /* of the last token */
     h = kr_graph_slice(b->g, h, 0, b->R - 1, 1);
     stream = kr_graph_slice(b->g, stream, 0, b->R - 1, 1);
@@ -250,7 +336,7 @@ static void record(builder *b, const kr_mlm_weights *w, int64_t n_slots, int64_t
   }
   const kr_mlm_layer last = {.norm = w->norm_f, .norm_bias = w->norm_f_bias};
   b->layer = &last;
-  const kr_tensor last_x = add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
+  const kr_tensor last_x = is_whole ? norm_of(b, "norm_f", h, WEIGHT(norm, c->d), 0, c->eps) : add_norm(b, "norm_f", h, &stream, WEIGHT(norm, c->d), WEIGHT(norm_bias, c->d));
   to->logits = kr_graph_output(b->g, "logits", KRAIT_F32, KR_DIMS(b->R, c->V));
   project_into(b, "head", last_x, &w->head, c->V, c->d, 0, to->logits);
   if (!to->run.is_step) return;
@@ -263,7 +349,7 @@ int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr
   if (to->conv) to->ssm = to->conv + c->n_layers, to->keys = to->ssm + c->n_layers, to->values = to->keys + c->n_layers;
   int32_t status = to->conv ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
   builder b = {.g = to->g, .c = c, .dtype = w->dtype, .R = run->B * run->L, .to = to};
-  if (status >= 0) record(&b, w, n_slots, room);
+  if (status >= 0) record(&b, ctx, w, n_slots, room);
   if (status >= 0) status = kr_graph_plan(to->g, ctx, 0);
   if (status >= 0) status = kr_runner_open(to->g, &to->runner);
   if (status < 0) kr_mlm_graph_close(to);

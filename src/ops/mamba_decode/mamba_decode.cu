@@ -397,10 +397,11 @@ KR_DEV void ask_for_layer(const kr_decode_plan &p, const shares &s, int layer) {
 template <int DEPTH>
 KR_DEV void run(const kr_decode_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  KR_SHARED kr_decode_matrix matrices[4]; /* a choice of parameters by number would be a copy of all in slow memory */
+  KR_SHARED kr_decode_matrix every_matrix[WARPS][4]; /* a choice of parameters by number would be a copy of all in slow memory */
+  kr_decode_matrix *matrices = every_matrix[kr_thread() / 32];
   block b;
-  if (kr_thread() == 0) matrices[KR_DECODE_IN] = p.in_proj, matrices[KR_DECODE_COLUMNS] = p.x_proj, matrices[KR_DECODE_SCAN] = p.dt_proj, matrices[KR_DECODE_OUT] = p.out_proj;
-  kr_sync();
+  if ((kr_thread() & 31) == 0) matrices[KR_DECODE_IN] = p.in_proj, matrices[KR_DECODE_COLUMNS] = p.x_proj, matrices[KR_DECODE_SCAN] = p.dt_proj, matrices[KR_DECODE_OUT] = p.out_proj;
+  kr_sync_warp();
   b.s = shares{matrices, part_of(p.inner), part_of(p.n_columns), part_of(p.width)};
   unsigned char *at = shared;
   b.m.ring = at + (kr_thread() / 32) * DEPTH * KR_DECODE_UNIT_BYTES + (kr_thread() & 31) * 16, at += WARPS * DEPTH * KR_DECODE_UNIT_BYTES;

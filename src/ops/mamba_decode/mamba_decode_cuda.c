@@ -4,9 +4,10 @@
 #include "mamba_decode/mamba_decode_plan.h"
 #include "mamba_decode_rows.h"
 #include "op_list.h"
+#include "status.h"
 #include "view.h"
 
-enum { N_DEPTHS = 3 };
+enum { N_DEPTHS = 3, FIXED_BYTES = 2048 /* of shared memory that the kernel has by itself */ };
 static const int depths[N_DEPTHS] = {12, 6, 3};
 
 /* ---- the plan -------------------------------------------------------------------------------------------------------------- */
@@ -44,7 +45,7 @@ static uint64_t shared_bytes(const kr_decode_plan *p, int depth) {
 /* The deepest that fits; N_DEPTHS: none. */
 static int depth_of(const krait_ctx *ctx, const kr_decode_plan *p) {
   int i = 0;
-  while (i < N_DEPTHS && shared_bytes(p, depths[i]) > (uint64_t)kr_cuda_info(ctx->cuda)->shared_bytes) i++;
+  while (i < N_DEPTHS && shared_bytes(p, depths[i]) + FIXED_BYTES > (uint64_t)kr_cuda_info(ctx->cuda)->shared_bytes) i++;
   return i;
 }
 
