@@ -8,7 +8,7 @@ typedef struct kr_bench_generate {
   const char *model;
   int32_t dtype;
   int64_t batch, n_prompt, n_tokens;
-  int as_json, by_kernel;
+  int as_json, by_kernel, narrow_states;
 } kr_bench_generate;
 
 int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *bench); /* the exit status */

@@ -19,7 +19,7 @@ enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
-  int as_json, with_reference, by_kernel;
+  int as_json, with_reference, by_kernel, narrow_states;
   const char *shape, *dtype, *rows, *sizes;
   int64_t n_prompt, n_tokens;
   double step_ms;
@@ -145,7 +145,7 @@ static int bench_primeknet(const settings *s) {
 }
 
 static int bench_generate(const settings *s) {
-  kr_bench_generate b = {.model = s->sizes, .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json, .by_kernel = s->by_kernel};
+  kr_bench_generate b = {.model = s->sizes, .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json, .by_kernel = s->by_kernel, .narrow_states = s->narrow_states};
   const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
   return exit_status >= 0 ? exit_status : kr_bench_generate_run(&s->run, &b);
 }
@@ -161,6 +161,7 @@ int cmd_bench(int argc, char **argv) {
       KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
+      KR_SWITCH("narrow-states", 0, &s.narrow_states, "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), or the calls that a language model is made of, one by one"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's weights: float32, float16 or bfloat16 (default: float32)"),

@@ -31,14 +31,14 @@ static void print_kind(void *user, const char *run, const char *name, const char
 
 int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *b) {
   krait_ctx *ctx = NULL;
-  krait_lm_timing t = {.size = sizeof t};
+  krait_lm_timing t = {.size = sizeof t, .narrow_states = b->narrow_states};
   krait_limits limits = {.size = sizeof limits};
   int exit_status = kr_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
   if (status >= 0) status = krait_measure_limits(ctx, &limits);
   exit_status = status < 0 ? kr_report("bench", status) + 1 : b->as_json ? print_json(ctx, b, &t, &limits) : print_text(b, &t, &limits);
-  if (status >= 0 && b->by_kernel) status = krait_lm_kinds(ctx, b->model, b->dtype, b->batch, b->n_prompt, print_kind, NULL);
+  if (status >= 0 && b->by_kernel) status = krait_lm_kinds(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
   if (status < 0 && exit_status == 0) exit_status = kr_report("bench", status) + 1;
   krait_ctx_close(&ctx);
   return exit_status;

@@ -74,7 +74,7 @@ KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, c
 /* Random weights of a published model's sizes, for krait bench generate. */
 typedef struct krait_lm_timing {
   uint32_t size;
-  int32_t reserved;
+  int32_t narrow_states; /* given: states in the weights' type, as mamba-ssm keeps them, not in float32 (on a GPU) */
   uint64_t token_bytes; /* of weights, that a token reads */
   double open_s;        /* making the weights */
   double prompt_s;      /* reading the prompt, the best of three */
@@ -83,7 +83,7 @@ typedef struct krait_lm_timing {
 } krait_lm_timing;
 typedef void (*krait_lm_kind_fn)(void *user, const char *run, const char *name, const char *op, const char *row, int64_t n_calls, double seconds);
 /* What the prompt's run and a step are made of: calls of one name and row, how many, and what all of them take in a row. */
-KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, krait_lm_kind_fn kind, void *user);
+KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user);
 /* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
 KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
 

@@ -17,15 +17,15 @@ enum { IS_EMULATED = 0 };
 #endif
 #include "mamba_lm/mamba_lm.h"
 
-enum { SLOTS = 10, PROMPT = 19, STEPS = 5, V = 331 };
+enum { SLOTS = 10, PROMPT = IS_EMULATED ? 7 : 19, STEPS = IS_EMULATED ? 2 : 5, V = IS_EMULATED ? 75 : 331 };
 
 static krait_ctx *cpu, *gpu;
 #define WORKS(call) do { if ((call) < 0) fail_msg("%s", krait_error_detail()); } while (0)
 
 static kr_mlm_config config_of(int32_t mixer) {
   const int is_second = mixer == KR_MIXER_MAMBA2;
-  const int64_t d = IS_EMULATED ? 96 : 512;
-  kr_mlm_config c = {.mixer = mixer, .d = d, .n_layers = 3, .V = V, .n_used = V - 2, .Di = 2 * d, .N = is_second ? 32 : 16, .W = 4, .eps = 1e-5f, .is_rms = 1, .G = 1, .R = d / 32 * 8};
+  const int64_t d = IS_EMULATED ? 64 : 512;
+  kr_mlm_config c = {.mixer = mixer, .d = d, .n_layers = IS_EMULATED ? 2 : 3, .V = V, .n_used = V - 2, .Di = 2 * d, .N = is_second ? 32 : 16, .W = 4, .eps = 1e-5f, .is_rms = 1, .G = 1, .R = d / 32 * 8};
   c.H = is_second ? c.Di / 32 : 1;
   c.P = c.Di / c.H;
   return c;
@@ -51,7 +51,7 @@ static void assert_close(const char *what, int64_t n, double bound, double *most
 
 /* Prompts of different lengths, then steps of all B slots at once, then one of a single slot. */
 static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double *most) {
-  int32_t slots[SLOTS], ids[PROMPT], best[SLOTS];
+  int32_t slots[SLOTS], ids[PROMPT + SLOTS], best[SLOTS];
   for (int64_t b = 0; b < B; b++) {
     const int64_t n = 1 + (PROMPT - 1) * (b + 1) / B;
     for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
@@ -75,25 +75,29 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
   }
 }
 
-static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, double bound) {
-  static const int64_t batches[] = {1, 3, SLOTS};
+static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
+  static const int64_t batches[] = {3, SLOTS, 1}; /* up to 8 are one call */
   const kr_mlm_config c = config_of(mixer);
   kr_mlm *here, *there;
   double most = 0;
   WORKS(kr_mlm_open_random(cpu, &c, dtype, SLOTS, &here));
   WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
-  for (int i = 0; i < 3; i++) compare(there, here, batches[i], bound, &most);
-  printf("Mamba-%d %s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), krait_dtype_name(dtype), most);
+  if (narrow) WORKS(kr_mlm_narrow_states(there));
+  for (int i = 0; i < (IS_EMULATED ? 2 : 3); i++) compare(there, here, batches[i], bound, &most);
+  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), krait_dtype_name(dtype), narrow ? ", states too" : "", most);
   kr_mlm_close(&here);
   kr_mlm_close(&there);
 }
 
-static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 2e-5); }
-static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 4e-3); }
-static void mamba_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 3e-2); }
-static void mamba2_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F32, 2e-5); }
-static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 4e-3); }
-static void mamba2_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 3e-2); }
+static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
+static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 0, 4e-3); }
+static void mamba_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 0, 3e-2); }
+static void mamba2_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F32, 0, 2e-5); }
+static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 0, 4e-3); }
+static void mamba2_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 0, 3e-2); }
+
+static void mamba_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 6e-3); }
+static void mamba2_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 6e-3); }
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
@@ -114,7 +118,7 @@ int main(int argc, char **argv) {
     krait_ctx_close(&cpu);
     return 77;
   }
-  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16), cmocka_unit_test(mamba_narrow_states), cmocka_unit_test(mamba2_narrow_states),
                                      cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba2_bfloat16)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);

@@ -128,6 +128,7 @@ static void states_after_a_prompt(void **state) {
 
 /* Prefill, then steps: the recorded tokens, and for the first of them the recorded logits. */
 static void continue_greedily(int whole) {
+  int n_whole = 0;
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
@@ -147,11 +148,13 @@ static void continue_greedily(int whole) {
       if (id != greedy[k]) fail_msg("%s: token %lld is %d, recorded is %d", models[i][0], (long long)k, id, greedy[k]);
       WORKS(kr_mlm_step(m, 1, &(int32_t){1}, &id, got, &best));
     }
+    n_whole += kr_mlm_was_whole(m);
     free(got), free(ids), free(greedy);
     kr_mlm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
+  assert_true(whole ? n_whole >= 4 : n_whole == 0); /* weights of the others do not lie at equal distances, or have parts that the call has not */
 }
 
 static void greedy_continuations(void **state) { (void)state, continue_greedily(0); }

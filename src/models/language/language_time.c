@@ -82,6 +82,7 @@ static int32_t time_tokens(const work *w, krait_lm_timing *t) {
 static int32_t measure(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, krait_lm_timing *t) {
   const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
   KR_TRY(kr_mlm_open_random(ctx, c, dtype, w->B, &w->model));
+  if (t->narrow_states) KR_TRY(kr_mlm_narrow_states(w->model));
   KR_TRY(kr_mlm_wait(w->model));
   t->open_s = seconds_since(start);
   t->token_bytes = kr_mlm_bytes(w->model);
@@ -96,8 +97,9 @@ static int32_t measure(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dty
 
 int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing) {
   kr_mlm_config c;
-  krait_lm_timing t = {.size = sizeof t};
+  krait_lm_timing t;
   KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
+  KR_TRY(kr_struct_take("krait_lm_timing", timing, sizeof t, &t, sizeof t));
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS, KRAIT_ERR_ARGUMENT,
            "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
@@ -122,8 +124,9 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
   k->kind(k->user, k->run, name, op, row, n_calls, seconds);
 }
 
-static int32_t time_kinds(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, krait_lm_kind_fn kind, void *user) {
+static int32_t time_kinds(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, int32_t narrow, krait_lm_kind_fn kind, void *user) {
   KR_TRY(kr_mlm_open_random(ctx, c, dtype, w->B, &w->model));
+  if (narrow) KR_TRY(kr_mlm_narrow_states(w->model));
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   KR_TRY(kr_mlm_read(w->model, 0, w->ids, w->n_prompt, 0, NULL));
   KR_TRY(kr_mlm_kinds(w->model, tell_kind, &(kinds){"prompt", kind, user}));
@@ -132,7 +135,7 @@ static int32_t time_kinds(const krait_ctx *ctx, const kr_mlm_config *c, int32_t 
   return kr_mlm_kinds(w->model, tell_kind, &(kinds){"step", kind, user});
 }
 
-int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, krait_lm_kind_fn kind, void *user) {
+int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user) {
   kr_mlm_config c;
   KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
@@ -140,7 +143,7 @@ int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, i
   KR_TRY(find_sizes(model, &c));
   const int64_t n_ids = n_prompt > batch ? n_prompt : batch;
   work w = {.B = batch, .n_prompt = n_prompt, .V = c.V, .ids = kr_alloc_array((size_t)n_ids, sizeof *w.ids), .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};
-  const int32_t status = w.ids && w.slots ? time_kinds(ctx, &c, dtype, &w, kind, user) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
+  const int32_t status = w.ids && w.slots ? time_kinds(ctx, &c, dtype, &w, narrow_states, kind, user) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
   kr_mlm_close(&w.model);
   kr_free(w.ids), kr_free(w.slots);
   return status;

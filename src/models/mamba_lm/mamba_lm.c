@@ -18,8 +18,8 @@ struct kr_mlm {
   kr_mlm_config config;
   kr_mlm_weights weights;
   int64_t n_slots;
-  float *states;   /* where the context computes: of each layer the conv states of all slots, then the ssm states of all slots */
-  int64_t *at;     /* floats before each layer's, and one more */
+  char *states;    /* where the context computes: of each layer the conv states of all slots, then the ssm states of all slots */
+  int64_t *at;     /* bytes before each layer's, and one more */
   char **keys, **values; /* of each layer of attention: (n_slots, room, Hk, D) of the weights' type, as long as the longest text needs */
   int32_t *lengths; /* of each slot's text */
   int64_t room;
@@ -31,11 +31,14 @@ struct kr_mlm {
   uint64_t logits_floats; /* room for so many */
 };
 
-static int64_t conv_floats(const kr_mlm *m, int64_t layer) { return kr_mlm_taps(&m->config, layer) ? kr_mlm_channels(&m->config, layer) * (kr_mlm_taps(&m->config, layer) - 1) : 0; }
-static int64_t ssm_floats(const kr_mlm *m, int64_t layer) { return m->config.attention.layers[layer] ? 0 : m->config.Di * m->config.N; }
-static uint64_t state_bytes(const kr_mlm *m) { return (uint64_t)m->at[m->config.n_layers] * sizeof(float); }
-static float *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) { return m->states + m->at[layer] + slot * conv_floats(m, layer); }
-static float *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) { return conv_of(m, layer, m->n_slots) + slot * ssm_floats(m, layer); }
+static int64_t conv_bytes(const kr_mlm *m, int64_t layer) { return kr_mlm_taps(&m->config, layer) ? kr_mlm_channels(&m->config, layer) * (kr_mlm_taps(&m->config, layer) - 1) * (int64_t)sizeof(float) : 0; }
+static int64_t ssm_bytes(const kr_mlm *m, int64_t layer) {
+  const kr_mlm_config *c = &m->config;
+  return c->attention.layers[layer] ? 0 : c->Di * c->N * (int64_t)krait_dtype_bytes(c->state_dtype);
+}
+static uint64_t state_bytes(const kr_mlm *m) { return (uint64_t)m->at[m->config.n_layers]; }
+static char *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) { return m->states + m->at[layer] + slot * conv_bytes(m, layer); }
+static char *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) { return conv_of(m, layer, m->n_slots) + slot * ssm_bytes(m, layer); }
 /* Bytes of a token's keys of a layer. */
 static size_t token_bytes(const kr_mlm *m) { return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype); }
 
@@ -80,8 +83,16 @@ static int32_t get_states(kr_mlm *m) {
   m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
   KR_CHECK(m->at && m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences", (long long)m->n_slots);
   m->values = m->keys + n;
-  for (int64_t i = 0; i < n; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_floats(m, i) + ssm_floats(m, i));
+  for (int64_t i = 0; i < n; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
   return get_block(m, "the states", (size_t)state_bytes(m), (void **)&m->states);
+}
+
+int32_t kr_mlm_narrow_states(kr_mlm *m) {
+  for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
+  m->config.state_dtype = m->weights.dtype;
+  for (int64_t i = 0; i < m->config.n_layers; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
+  for (int64_t slot = 0; slot < m->n_slots; slot++) KR_TRY(kr_mlm_reset(m, slot)); /* they take less than there is */
+  return KRAIT_OK;
 }
 
 /* ---- keys and values ---- */
@@ -278,8 +289,8 @@ int32_t kr_mlm_reset(kr_mlm *m, int64_t slot) {
   KR_TRY(check_slot(m, slot));
   m->lengths[slot] = 0;
   for (int64_t i = 0; i < m->config.n_layers; i++) {
-    float *const parts[] = {conv_of(m, i, slot), ssm_of(m, i, slot)};
-    const size_t bytes[] = {(size_t)conv_floats(m, i) * sizeof(float), (size_t)ssm_floats(m, i) * sizeof(float)};
+    char *const parts[] = {conv_of(m, i, slot), ssm_of(m, i, slot)};
+    const size_t bytes[] = {(size_t)conv_bytes(m, i), (size_t)ssm_bytes(m, i)};
     for (int k = 0; k < 2; k++) {
       if (m->ctx->cuda) KR_TRY(kr_cuda_fill(m->ctx->cuda, parts[k], 0, bytes[k], NULL));
       else memset(parts[k], 0, bytes[k]);
@@ -325,6 +336,7 @@ int32_t kr_mlm_step_again(kr_mlm *m) {
 }
 
 void kr_mlm_choose_whole(kr_mlm *m, int whole) { m->whole = whole; }
+int kr_mlm_was_whole(const kr_mlm *m) { return latest_of(m)->all_ssm != 0; }
 
 int32_t kr_mlm_wait(const kr_mlm *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
 
@@ -359,8 +371,8 @@ static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t lay
 static int32_t move_layer(kr_mlm *m, int64_t slot, int64_t i, const mover *v) {
   const kr_mlm_config *c = &m->config;
   const kr_mlm_attention *a = &c->attention;
-  if (conv_floats(m, i)) KR_TRY(move_one(m, v, "conv", i, 2, (int64_t[]){kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1}, conv_of(m, i, slot), KRAIT_F32));
-  if (!a->layers[i]) return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), KRAIT_F32);
+  if (conv_bytes(m, i)) KR_TRY(move_one(m, v, "conv", i, 2, (int64_t[]){kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1}, conv_of(m, i, slot), KRAIT_F32));
+  if (!a->layers[i]) return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), c->state_dtype);
   const size_t row = (size_t)(slot * m->room) * token_bytes(m);
   const int64_t shape[] = {m->lengths[slot], a->Hk, a->D};
   KR_TRY(move_one(m, v, "keys", i, 3, shape, m->keys[i] + row, m->weights.dtype));

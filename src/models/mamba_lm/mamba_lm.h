@@ -26,6 +26,7 @@ typedef struct kr_mlm_config {
   int64_t H, P, G;                /* Mamba-2: heads, their size, groups */
   float eps, dt_eps;              /* of the norms; of FalconMamba's norms of dt, B and C, 0: there are none */
   int32_t is_rms;
+  int32_t state_dtype;            /* of the scan's states: float32, or what flows between layers */
   int64_t n_used;                 /* tokens that may be drawn: vocab_size before padding, or fewer where the tokenizer has no more */
   int64_t eos[8];
   int32_t n_eos;
@@ -75,6 +76,8 @@ typedef struct kr_mlm kr_mlm;
 int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens, kr_mlm **model);
 int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots, kr_mlm **model);
 void kr_mlm_close(kr_mlm **model);
+/* The scan's states from now on in the type of what flows between layers, as mamba-ssm keeps them: half the memory of a 16-bit model on a GPU. All states are zero again. */
+int32_t kr_mlm_narrow_states(kr_mlm *model);
 const kr_mlm_config *kr_mlm_config_of(const kr_mlm *model);
 uint64_t kr_mlm_bytes(const kr_mlm *model); /* of weights that a token reads */
 
@@ -88,6 +91,7 @@ int32_t kr_mlm_step_again(kr_mlm *model);
 int32_t kr_mlm_wait(const kr_mlm *model);
 /* For tests: 1: the layers of steps from now on are one call wherever that is possible, -1: never; 0: as it is best. */
 void kr_mlm_choose_whole(kr_mlm *model, int whole);
+int kr_mlm_was_whole(const kr_mlm *model); /* the latest run's were */
 /* What kinds of calls the latest run is made of, and their times (kr_runner_kinds); the states are lost. */
 int32_t kr_mlm_kinds(kr_mlm *model, kr_runner_kind_fn fn, void *user);
 

@@ -88,13 +88,14 @@ static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr
                   .Bmat = AS(B, states), .Cmat = AS(C, states), .Dvec = AS(D, one), .dt_bias = AS(bias, one), .z = AS(z, rows), .state_batch_indices = view(b, b->to->slots), .out = AS(y, rows)});
     return;
   }
-  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->Di, c->N));
-  const kr_dims steps = KR_DIMS(1, b->R, 1, c->N);
+  const kr_dims one_slot = KR_DIMS(1, c->Di, c->N), steps = KR_DIMS(1, b->R, 1, c->N);
+  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, one_slot), stored = kr_graph_reshape(b->g, state, one_slot), before = c->state_dtype == KRAIT_F32 ? stored : kr_graph_temp(b->g, KRAIT_F32, one_slot);
+  if (before != stored) copy(b, "ssm_state", stored, before);
   kr_graph_call(b->g, "scan", &kr_op_selective_scan, &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS, .G = 1, .u = view(b, as_channels(b, u)), .delta = view(b, as_channels(b, delta)), .A = view(b, A),
                 .Bmat = view(b, kr_graph_permute(b->g, kr_graph_reshape(b->g, B, steps), (int[]){0, 2, 3, 1})), .Cmat = view(b, kr_graph_permute(b->g, kr_graph_reshape(b->g, C, steps), (int[]){0, 2, 3, 1})),
-                .Dvec = view(b, D), .z = view(b, as_channels(b, z)), .delta_bias = view(b, bias), .initial_state = view(b, kr_graph_reshape(b->g, state, KR_DIMS(1, c->Di, c->N))),
+                .Dvec = view(b, D), .z = view(b, as_channels(b, z)), .delta_bias = view(b, bias), .initial_state = view(b, before),
                 .out = view(b, as_channels(b, y)), .last_state = view(b, after)});
-  copy(b, "ssm_state", after, kr_graph_reshape(b->g, state, KR_DIMS(1, c->Di, c->N)));
+  copy(b, "ssm_state", after, stored);
 }
 
 static kr_tensor mix_mamba1(const builder *b, kr_tensor x) {
@@ -203,9 +204,10 @@ static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offs
 }
 
 /* States of all layers of all slots, as mamba_lm.c lays them out; only strides and type count. */
-static krait_view layered_states(const kr_mlm_config *c, int64_t n_slots, int64_t rows, int64_t columns) {
+static krait_view layered_states(const kr_mlm_config *c, int32_t dtype, int64_t n_slots, int64_t rows, int64_t columns) {
   static float aligned[4] __attribute__((aligned(256)));
-  return (krait_view){.data = aligned, .dtype = KRAIT_F32, .stride = {n_slots * (kr_mlm_channels(c, 0) * (c->W - 1) + c->Di * c->N), rows * columns, columns, 1}};
+  const int64_t bytes = (int64_t)krait_dtype_bytes(dtype), slot = kr_mlm_channels(c, 0) * (c->W - 1) * (int64_t)sizeof(float) + c->Di * c->N * (int64_t)krait_dtype_bytes(c->state_dtype);
+  return (krait_view){.data = aligned, .dtype = dtype, .stride = {n_slots * slot / bytes, rows * columns, columns, 1}};
 }
 
 static int is_uniform(const kr_mlm_config *c, const kr_mlm_weights *w) {
@@ -221,13 +223,13 @@ static int is_uniform(const kr_mlm_config *c, const kr_mlm_weights *w) {
 static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int64_t B, int64_t n_slots, krait_mamba_decode_args *a) {
   static float aligned[4] __attribute__((aligned(256)));
   const int64_t C = kr_mlm_channels(c, 0), is_first = c->mixer == KR_MIXER_MAMBA1, rows = is_first ? 2 * c->Di : c->Di + C + c->H;
-  int fits = is_uniform(c, w);
+  int fits = is_uniform(c, w) && (c->state_dtype == KRAIT_F32 || n_slots * c->Di * c->N % 2 == 0);
   if (!fits) return 0;
 #define LAYERED(name, ...) layered(w, c->n_layers, offsetof(kr_mlm_layer, name), KR_DIMS(__VA_ARGS__), &fits)
   *a = (krait_mamba_decode_args){.B = B, .Y = c->n_layers, .D = c->d, .E = c->Di, .N = c->N, .W = c->W, .R = is_first ? c->R : 0, .H = c->H, .G = c->G, .n_states = n_slots, .eps = c->eps,
                                  .x = {.data = aligned, .dtype = w->dtype, .stride = {c->d, 1}}, .norm_weight = LAYERED(norm, c->d), .in_proj = LAYERED(in_proj, rows, c->d), .conv_weight = LAYERED(conv, C, c->W), .conv_bias = LAYERED(conv_bias, C),
                                  .x_proj = LAYERED(x_proj, c->R + 2 * c->N, c->Di), .dt_proj = LAYERED(dt_proj, c->Di, c->R), .dt_bias = LAYERED(dt_bias, is_first ? c->Di : c->H), .Dvec = LAYERED(D, is_first ? c->Di : c->H),
-                                 .gate_norm = LAYERED(gate_norm, c->Di), .out_proj = LAYERED(out_proj, c->d, c->Di), .conv_state = layered_states(c, n_slots, C, c->W - 1), .ssm_state = layered_states(c, n_slots, c->Di, c->N),
+                                 .gate_norm = LAYERED(gate_norm, c->Di), .out_proj = LAYERED(out_proj, c->d, c->Di), .conv_state = layered_states(c, KRAIT_F32, n_slots, C, c->W - 1), .ssm_state = layered_states(c, c->state_dtype, n_slots, c->Di, c->N),
                                  .state_batch_indices = {.data = aligned, .dtype = KRAIT_I32, .stride = {1}}, .out = {.data = aligned, .dtype = KRAIT_F32, .stride = {c->d, 1}}};
   a->A = is_first ? LAYERED(A, c->Di, c->N) : LAYERED(A, c->H);
   return fits;
@@ -310,7 +312,7 @@ static void record_states(const builder *b, int64_t n_slots, int64_t room) {
   const int64_t n = to->run.is_step ? n_slots : 1;
   for (int64_t i = 0; i < c->n_layers; i++) {
     if (kr_mlm_taps(c, i)) to->conv[i] = state(b, "conv", i, KRAIT_F32, KR_DIMS(n, kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1));
-    if (!a->layers[i]) to->ssm[i] = state(b, "ssm", i, KRAIT_F32, KR_DIMS(n, c->H, c->P, c->N));
+    if (!a->layers[i]) to->ssm[i] = state(b, "ssm", i, c->state_dtype, KR_DIMS(n, c->H, c->P, c->N));
     if (a->layers[i]) to->keys[i] = state(b, "keys", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D)), to->values[i] = state(b, "values", i, b->dtype, KR_DIMS(n, room, a->Hk, a->D));
   }
   if (a->n) to->lengths = kr_graph_input(b->g, "lengths", KRAIT_I32, KR_DIMS(to->run.B));

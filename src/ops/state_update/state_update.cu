@@ -1,5 +1,6 @@
 /* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c has the equation).
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
+ *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
 #include "pack.cuh"
@@ -121,6 +122,77 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) { update_fours(p, types{KRAIT_F32, KR_DTYPE}); }
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) { update_fours(p, types{KR_DTYPE, KR_DTYPE}); }
+
+/* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them ------------------ */
+
+enum { CHANNELS = 8 };
+
+KR_DEV void load_channels(const krait_view &x, int32_t dtype, int64_t offset, float (&v)[CHANNELS]) {
+  kr_raw16 raw[2];
+  const char *from = (const char *)x.data + offset * (dtype == KRAIT_F32 ? 4 : 2);
+  raw[0] = *(const kr_raw16 *)from;
+  if (dtype == KRAIT_F32) raw[1] = *(const kr_raw16 *)(from + 16);
+#pragma unroll
+  for (int k = 0; k < CHANNELS; k++) v[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw[k / 4].w[k % 4]) : kr_unpack(raw[0].w[k / 2], k & 1, dtype);
+}
+
+/* Sums over the run of lanes of each channel; a lane gets that of channel lane % 8. */
+KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
+  float four[4], two[2];
+#pragma unroll
+  for (int k = 0; k < 4; k++) four[k] = kr_select(lane & 1, y[2 * k + 1], y[2 * k]) + kr_shuffle_xor(kr_select(lane & 1, y[2 * k], y[2 * k + 1]), 1);
+#pragma unroll
+  for (int k = 0; k < 2; k++) two[k] = kr_select(lane & 2, four[2 * k + 1], four[2 * k]) + kr_shuffle_xor(kr_select(lane & 2, four[2 * k], four[2 * k + 1]), 2);
+  float sum = kr_select(lane & 4, two[1], two[0]) + kr_shuffle_xor(kr_select(lane & 4, two[0], two[1]), 4);
+  for (int d = 8; d < lanes; d <<= 1) sum += kr_shuffle_xor(sum, d);
+  return sum;
+}
+
+/* p.P: eights of channels. */
+KR_DEV void update_heads(const kr_update_plan &p, const types t) {
+  const krait_state_update_args &a = p.a;
+  const uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift);
+  const int lane = kr_thread() & (p.lanes - 1), n = lane * 4;
+  uint32_t row = kr_divide(i, p.P), b = kr_divide(row, p.H);
+  const int exists = b < a.B;
+  const int64_t first = exists ? (i - row * p.P.by) * CHANNELS : 0, h = exists ? row - b * p.H.by : 0;
+  if (!exists) b = 0;
+  const int64_t g = kr_divide((uint32_t)h, p.heads_per_group), c = first + (lane & 7);
+  int64_t slot = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]] : b;
+  if (slot >= a.n_states) slot = -1; /* the host could not look */
+  const int live = exists && slot >= 0;
+  const int64_t s0 = slot * a.state.stride[0] + h * a.state.stride[1] + first * a.state.stride[2] + n;
+  kr_raw16 raw[CHANNELS] = {};
+#pragma unroll
+  for (int k = 0; k < CHANNELS; k++)
+    if (live) raw[k] = load_four(a.state, t.state, s0 + k * a.state.stride[2]);
+  const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)), raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
+  const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)));
+  const float decay = kr_exp(dt * one_of(KRAIT_F32, load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0))));
+  const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)), raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0)), raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
+  float x[CHANNELS], y[CHANNELS], B[4], C[4];
+  load_channels(a.x, t.input, at3(a.x, b, h, first), x);
+  four_of(t.input, raw_B, B);
+  four_of(t.input, raw_C, C);
+#pragma unroll
+  for (int k = 0; k < CHANNELS; k++) {
+    const float dx = dt * x[k];
+    float s[4];
+    four_of(t.state, raw[k], s);
+    y[k] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
+    if (live && t.state == KRAIT_F32) *(kr_float4 *)((float *)a.state.data + s0 + k * a.state.stride[2]) = kr_float4{{s[0], s[1], s[2], s[3]}};
+    else if (live) *(four_halves *)((uint16_t *)a.state.data + s0 + k * a.state.stride[2]) = four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
+  }
+  float sum = sum_channels(y, lane, p.lanes);
+  if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), one_of(t.input, raw_x), sum);
+  if (a.z.data) sum *= kr_silu(one_of(t.input, raw_z));
+  if (exists && lane < CHANNELS) kr_store(a.out.data, at3(a.out, b, h, c), a.out.dtype, live ? sum : 0.0f);
+}
+
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_plan p) { update_heads(p, types{KRAIT_F32, KR_DTYPE}); }
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_plan p) { update_heads(p, types{KR_DTYPE, KR_DTYPE}); }
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_plan p) {
   const krait_state_update_args &a = p.a;

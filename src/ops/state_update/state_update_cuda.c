@@ -1,9 +1,10 @@
-/* state_update_cuda.c: lanes per channel, and the launch. Two families: four states at a time where they lie together, and any strides. */
+/* state_update_cuda.c: lanes per channel, and the launch. Three families: eight channels of a head that decay alike, four states at a time where they lie
+ * together, and any strides. */
 #include "cuda_row.h"
 #include "state_update_rows.h"
 #include "view.h"
 
-enum { FOUR_STATES, ANY_STRIDES };
+enum { HEADS, FOUR_STATES, ANY_STRIDES };
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
@@ -11,6 +12,7 @@ typedef struct kr_update_plan {
   int32_t lanes, lanes_shift;
 } kr_update_plan;
 
+static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"), same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
 static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"), same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"), any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
 
 /* Four elements along the last of n dimensions are one aligned access. */
@@ -18,6 +20,14 @@ static int by_fours(const krait_view *v, int n) {
   int64_t strides = v->stride[n - 1] == 1 ? 0 : 1;
   for (int i = 0; i < n - 1; i++) strides |= v->stride[i];
   return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
+}
+
+static const char *refuse_heads(const krait_state_update_args *a) {
+  const int64_t strides = a->x.stride[0] | a->x.stride[1];
+  if (a->N != 32 && a->N != 64 && a->N != 128) return "N is not 32, 64 or 128";
+  if (a->P % 8) return "P is no multiple of 8";
+  if (a->A.stride[1] || a->A.stride[2] || a->dt.stride[2] || (kr_has(&a->dt_bias) && a->dt_bias.stride[1])) return "channels of a head that do not decay alike";
+  return a->x.stride[2] == 1 && strides % 8 == 0 && (uintptr_t)a->x.data % 16 == 0 ? NULL : "channels do not lie together in aligned groups of eight";
 }
 
 static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
@@ -29,21 +39,24 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype) return "state of another 16-bit type than x";
   if (a->N % 4 || a->N > 128) return "N is no multiple of 4, or above 128";
   const int together = by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) && by_fours(&a->Cmat, 3);
-  return together ? NULL : "states do not lie together in aligned groups of four";
+  if (!together) return "states do not lie together in aligned groups of four";
+  return family == HEADS ? refuse_heads(a) : NULL;
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
-  const kr_kernel *kernel = family == ANY_STRIDES ? any : p.a.state.dtype == KRAIT_F32 ? fours : same_fours;
+  const int is_float = p.a.state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
+  const kr_kernel *kernel = family == ANY_STRIDES ? any : family == HEADS ? (is_float ? heads : same_heads) : is_float ? fours : same_fours;
   const int64_t units = family == ANY_STRIDES ? p.a.N : p.a.N / 4;
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
-  p.P = kr_divisor_of(p.a.P), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
-  const int64_t threads = p.a.B * p.a.H * p.a.P * p.lanes;
+  p.P = kr_divisor_of(p.a.P / per_run), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
+  const int64_t threads = p.a.B * p.a.H * p.a.P / per_run * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128), .block = 128, .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &kernel[p.a.x.dtype], &grid, &p, sizeof p);
 }
 
 static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) { return (void)ctx, (void)args, (void)family, 0; }
 
+KR_CUDA_FAMILY(state_update, heads, HEADS, run, refuse, no_scratch)
 KR_CUDA_FAMILY(state_update, four_states, FOUR_STATES, run, refuse, no_scratch)
 KR_CUDA_FAMILY(state_update, any_strides, ANY_STRIDES, run, refuse, no_scratch)

@@ -4,7 +4,7 @@
 
 #include "cuda_row.h"
 
-#define KR_UPDATE_FAMILIES(X, op) X(op, four_states) X(op, any_strides)
+#define KR_UPDATE_FAMILIES(X, op) X(op, heads) X(op, four_states) X(op, any_strides)
 KR_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, state_update)
 
 #endif
