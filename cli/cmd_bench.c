@@ -158,7 +158,7 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
       KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "frames of a window, 160 per second of audio (default: 321)"),
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m)"),
+      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b (default: mamba-130m)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
