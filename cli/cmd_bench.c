@@ -167,15 +167,12 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
       KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip (default: 1, 21 and 121; on a CPU 1)"),
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-<<<<<<< HEAD
-      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b (default: mamba-130m)"),
-=======
       KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
->>>>>>> attn
+
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
-      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
+      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's and seedvr's weights: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
