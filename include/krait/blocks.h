@@ -39,6 +39,7 @@ typedef struct krait_mamba2_inner_args {
   krait_view out;                  /* (B,L,M), or (B,L,F + HP) with M == 0; any activation type */
   krait_view final_states;         /* (B,H,P,N) float32 or absent */
   krait_view zxbcdt;               /* (B,L,2F + 2HP + 2GN + H) type of x, or absent: kept for the gradient, as are */
+  krait_view xBC;                  /* (B,L,HP + 2GN) type of x, or absent: behind the convolution */
   krait_view y;                    /* (B,L,HP) type of x, or absent; not without norm_weight */
   krait_view gated;                /* (B,L,F + HP) type of x, or absent; not with M == 0 */
 } krait_mamba2_inner_args;
@@ -46,14 +47,14 @@ typedef struct krait_mamba2_inner_args {
 KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_inner_args *args);
 KRAIT_API int32_t krait_mamba2_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_args *args, uint64_t *bytes);
 
-/* zxbcdt, y and gated are what the forward call gave; what is absent is computed again. */
+/* zxbcdt, xBC, y and gated are what the forward call gave; what is absent is computed again. */
 typedef struct krait_mamba2_inner_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, L, K, H, P, N, G, W, F, M;
   int32_t activation;
   float eps, dt_min, dt_max;
   krait_view x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states,
-      seq_idx, zxbcdt, y, gated;   /* as forward */
+      seq_idx, zxbcdt, xBC, y, gated; /* as forward */
   krait_view dout;                 /* like out */
   krait_view dfinal_states;        /* (B,H,P,N) float type or absent */
   krait_view dx;                   /* like x */

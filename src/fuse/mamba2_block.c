@@ -50,10 +50,10 @@ static kr_tensor project_in(const inner *i) {
 }
 
 static kr_tensor convolve(const inner *i, kr_tensor rows) {
-  const kr_tensor out = new_rows(i, kr_graph_dims(i->g, rows).size[2]);
+  const kr_tensor out = begin_rows(i, i->b->xBC, kr_graph_dims(i->g, rows).size[2]);
   kr_graph_call(i->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = i->b->activation, .x = view(i, as_channels(i, rows)), .weight = view(i, i->b->conv_weight),
                 .bias = view(i, i->b->conv_bias), .seq_idx = view(i, i->b->seq_idx), .out = view(i, as_channels(i, out))});
-  return out;
+  return finish_rows(i, "xBC", out, i->b->xBC);
 }
 
 /* y of x, B and C, the columns of xBC, into out; z: gated already, 0: not. */
@@ -77,7 +77,7 @@ static void mix(const inner *i, kr_tensor zxbcdt, kr_tensor gated) {
   kr_mamba2_block *b = i->b;
   const int64_t F = i->F, D = i->H * i->P, C = D + 2 * i->G * i->N;
   const kr_tensor z = columns_of(i, zxbcdt, 2 * F, D), dt = columns_of(i, zxbcdt, 2 * F + D + C, i->H), h = columns_of(i, gated, F, D);
-  const kr_tensor xBC = convolve(i, columns_of(i, zxbcdt, 2 * F + D, C));
+  const kr_tensor xBC = b->xBC = convolve(i, columns_of(i, zxbcdt, 2 * F + D, C));
   if (b->norm_weight) {
     const kr_tensor y = begin_rows(i, b->y, D);
     scan(i, xBC, dt, 0, y);

@@ -13,7 +13,7 @@ typedef struct kr_mamba2_block {
   kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states, seq_idx;
   kr_tensor out, final_states; /* written; out (B,L,M), or (B,L,F + HP) without out_proj_weight */
   /* (B,L,...): written where they are given (0: temps of the block); afterwards, what holds these values. y is 0 without norm_weight. */
-  kr_tensor zxbcdt, y, gated;
+  kr_tensor zxbcdt, xBC, y, gated;
 } kr_mamba2_block;
 
 void kr_mamba2_block_record(kr_graph *g, kr_mamba2_block *block);

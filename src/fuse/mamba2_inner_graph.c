@@ -60,6 +60,7 @@ static void record_forward(kr_graph *g, const void *args, int32_t dtype) {
   b->out = argument(&r, &a->out, KR_OUT, "out", out_dims(a));
   b->final_states = argument(&r, &a->final_states, KR_OUT, "final_states", state_dims(a));
   b->zxbcdt = argument(&r, &a->zxbcdt, KR_OUT, "zxbcdt", KR_DIMS(a->B, a->L, columns(a)));
+  b->xBC = argument(&r, &a->xBC, KR_OUT, "xBC", KR_DIMS(a->B, a->L, channels(a)));
   b->y = argument(&r, &a->y, KR_OUT, "y", KR_DIMS(a->B, a->L, a->H * a->P));
   b->gated = argument(&r, &a->gated, KR_OUT, "gated", KR_DIMS(a->B, a->L, inner_columns(a)));
   kr_mamba2_block_record(g, b);
@@ -93,6 +94,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   if (dfinal) r.seeds[r.n_seeds++] = (kr_gradient){b->final_states, dfinal};
   kr_graph_backward(g, r.seeds, r.n_seeds, r.wanted, r.n_wanted);
   if (b->in_proj_weight) use_kept(&r, "zxbcdt", b->zxbcdt, &d->zxbcdt);
+  use_kept(&r, "xBC", b->xBC, &d->xBC);
   use_kept(&r, "y", b->y, &d->y);
   if (b->out_proj_weight) use_kept(&r, "gated", b->gated, &d->gated);
 }

@@ -37,13 +37,14 @@ op mamba2_inner
   out              out  activation  float   (B,L,inner) with M == 0 else (B,L,M)  mixed
   final_states     out? state       f32     (B,H,P,N)    chance 0.3
   zxbcdt           out? activation  same x  (B,L,columns)  chance 0.4  absent with K == 0
+  xBC              out? activation  same x  (B,L,channels) chance 0.4
   y                out? activation  same x  (B,L,H*P)      chance 0.4  absent without norm_weight
   gated            out? activation  same x  (B,L,inner)    chance 0.4  absent with M == 0
 
 op mamba2_inner_bwd
   forward mamba2_inner
   reads x in_proj_weight in_proj_bias conv_weight conv_bias dt_bias A Dvec norm_weight out_proj_weight out_proj_bias initial_states seq_idx
-  reads zxbcdt y gated
+  reads zxbcdt xBC y gated
   dout              in    of out
   dfinal_states     in?   of final_states     float
   dx                out?  of x

@@ -73,7 +73,7 @@ static int32_t make_kept(const krait_mamba2_inner_bwd_args *d) {
   memset(&a, 0, sizeof a);
   memcpy(&a, d, offsetof(krait_mamba2_inner_args, out));
   a.call = (krait_call){.size = sizeof a, .flags = d->call.flags};
-  a.zxbcdt = d->zxbcdt, a.y = d->y, a.gated = d->gated;
+  a.zxbcdt = d->zxbcdt, a.xBC = d->xBC, a.y = d->y, a.gated = d->gated;
   const int64_t columns = a.M ? a.M : a.F + a.H * a.P;
   a.out = (krait_view){.data = kr_alloc((size_t)(a.B * a.L * columns) * sizeof(double) + 1), .stride = {a.L * columns, columns, 1}, .dtype = KRAIT_F32};
   a.call.scratch_bytes = kr_mamba2_inner_ref_scratch(NULL, &a);
