@@ -60,7 +60,7 @@ typedef struct krait_mamba2_inner_bwd_args {
   krait_view dx;                   /* like x */
   krait_view din_proj_weight, din_proj_bias, dconv_weight, dconv_bias, ddt_bias; /* like their inputs */
   krait_view dA;                   /* (H) float32 */
-  krait_view dDvec;                /* (H,P); what Dvec's stride 0 shares is not added up */
+  krait_view dDvec;                /* (H,P); where Dvec's stride along P is 0 (H,1), the sums over P */
   krait_view dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states;    /* like their inputs */
 } krait_mamba2_inner_bwd_args;
 

@@ -35,7 +35,7 @@ static void record_inputs(recorded *r, int32_t dtype) {
   const int is_half = a->x.dtype == KRAIT_F16 || a->x.dtype == KRAIT_BF16;
   *b = (kr_mamba2_block){.P = a->P, .G = a->G, .F = a->F, .activation = a->activation, .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0,
                          .eps = a->eps, .dt_min = a->dt_min, .dt_max = a->dt_max, .dtype = is_half ? a->x.dtype : dtype};
-#define INPUT(field, ...) b->field = argument(r, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
+#define INPUT(field, ...) b->field = kr_graph_own_argument(r->g, a, &a->field, #field, KR_DIMS(__VA_ARGS__))
   INPUT(x, a->B, a->L, a->K ? a->K : columns(a));
   INPUT(in_proj_weight, columns(a), a->K);
   INPUT(in_proj_bias, columns(a));
@@ -43,13 +43,22 @@ static void record_inputs(recorded *r, int32_t dtype) {
   INPUT(conv_bias, channels(a));
   INPUT(dt_bias, a->H);
   INPUT(A, a->H);
-  INPUT(Dvec, a->H, a->P);
+  if (a->Dvec.stride[1]) INPUT(Dvec, a->H, a->P);
+  else INPUT(Dvec, a->H, 1);
   INPUT(norm_weight, a->H * a->P);
   INPUT(out_proj_weight, a->M, inner_columns(a));
   INPUT(out_proj_bias, a->M);
   INPUT(initial_states, a->B, a->H, a->P, a->N);
-  INPUT(seq_idx, a->B, a->L);
+  b->seq_idx = argument(r, &a->seq_idx, KR_IN, "seq_idx", KR_DIMS(a->B, a->L));
 #undef INPUT
+}
+
+/* One value of D for each head, where that is what is given. */
+static void record_block(recorded *r) {
+  const kr_tensor D = r->block.Dvec;
+  if (D) r->block.Dvec = kr_graph_spread(r->g, D, KR_DIMS(r->args->H, r->args->P));
+  kr_mamba2_block_record(r->g, &r->block);
+  r->block.Dvec = D;
 }
 
 static void record_forward(kr_graph *g, const void *args, int32_t dtype) {
@@ -63,7 +72,7 @@ static void record_forward(kr_graph *g, const void *args, int32_t dtype) {
   b->xBC = argument(&r, &a->xBC, KR_OUT, "xBC", KR_DIMS(a->B, a->L, channels(a)));
   b->y = argument(&r, &a->y, KR_OUT, "y", KR_DIMS(a->B, a->L, a->H * a->P));
   b->gated = argument(&r, &a->gated, KR_OUT, "gated", KR_DIMS(a->B, a->L, inner_columns(a)));
-  kr_mamba2_block_record(g, b);
+  record_block(&r);
 }
 
 static void want(recorded *r, const char *name, kr_tensor of, const krait_view *view) {
@@ -85,7 +94,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   b->out = kr_graph_temp(g, b->dtype, out_dims(args)); /* nothing reads it: what makes it is dropped */
   const kr_tensor dfinal = argument(&r, &d->dfinal_states, KR_IN, "dfinal_states", state_dims(args));
   if (dfinal) b->final_states = kr_graph_temp(g, KRAIT_F32, state_dims(args));
-  kr_mamba2_block_record(g, b);
+  record_block(&r);
 #define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
   WANT(x), WANT(in_proj_weight), WANT(in_proj_bias), WANT(conv_weight), WANT(conv_bias), WANT(dt_bias), WANT(A), WANT(Dvec), WANT(norm_weight);
   WANT(out_proj_weight), WANT(out_proj_bias), WANT(initial_states);
