@@ -23,9 +23,12 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
   if (index % 16 == 7) { /* rows that a gradient has on their way */
     group_size = kr_case_pick(c, 6, (int64_t[]){264, 512, 1000, 1536, 2560, 5120});
     *kr_case_size(c, "R") = kr_case_int(c, 4, 40);
-    if (kr_case_chance(c, 0.8)) kr_case_leave_out(c, "bias");
+    if (c->dtype == KRAIT_F32) c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16});
+    ((krait_call *)c->args)->flags |= KRAIT_GATED_NORM_RMS;
+    kr_case_leave_out(c, "bias"), kr_case_leave_out(c, "dbias");
   }
   *kr_case_size(c, "group_size") = group_size;
   *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
+  if (index % 16 == 7) kr_case_give(c, "z");
   return KRAIT_OK;
 }
