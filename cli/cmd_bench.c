@@ -172,7 +172,7 @@ int cmd_bench(int argc, char **argv) {
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | generate | data [CONFIG] [NAME=VALUE]... | train [CONFIG] [NAME=VALUE]... | OPERATOR",
+  const kr_verb verb = {"bench", "primeknet | generate | OPERATOR | data | train [CONFIG] [NAME=VALUE]...",
                         "Times the forward pass of the denoiser, the making of training items and a step of training (as krait train would be told), a language model with random weights, or one operator, on this machine. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
                         "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
