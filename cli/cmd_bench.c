@@ -181,8 +181,8 @@ int cmd_bench(int argc, char **argv) {
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | generate | seedvr | OPERATOR | data | train [CONFIG] [NAME=VALUE]...",
-                        "Times the forward pass of the denoiser, the making of training items and a step of training (as krait train would be told), a language model or SeedVR's blocks (1280 x 720) with random weights, or one operator, on this machine. An operator stands beside the machine's copies, "
+  const kr_verb verb = {"bench", "WHAT [CONFIG] [NAME=VALUE]...",
+                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
                         "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
