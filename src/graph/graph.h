@@ -114,6 +114,8 @@ int32_t kr_runner_profile(kr_runner *r, void *stream);
 /* All calls of the same name and row in a row, ten times over (on a GPU as one graph of the driver), and what one round takes. What states hold is lost. */
 typedef void (*kr_runner_kind_fn)(void *user, const char *name, const char *op, const char *row, int64_t n_calls, double seconds);
 int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user);
+/* What that found, node by node: its name, op, row and seconds. */
+void kr_runner_each_time(const kr_runner *r, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
 
 /* One line per node: name, op, row, shapes, bytes, where they lie; then the memory. runner may be NULL: no times. */
 int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text), void *user);
