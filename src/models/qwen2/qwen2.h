@@ -59,9 +59,9 @@ int32_t kr_qwen2_read(kr_qwen2 *model, int64_t slot, const int32_t *ids, const v
 int32_t kr_qwen2_step(kr_qwen2 *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits,
                       int32_t *best);
 /* A step as the one before, whose logits stay where they are: for timing. */
+int32_t kr_qwen2_step_again(kr_qwen2 *model);
 /* What kinds of calls the latest run is made of (kr_runner_kinds); the states are lost. */
 int32_t kr_qwen2_kinds(kr_qwen2 *model, kr_runner_kind_fn fn, void *user);
-int32_t kr_qwen2_step_again(kr_qwen2 *model);
 int32_t kr_qwen2_wait(const kr_qwen2 *model);
 
 /* A slot's keys and values as named tensors, in host memory. */
