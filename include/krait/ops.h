@@ -797,7 +797,7 @@ typedef struct krait_gemm_q8_args {
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
-/* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without x_proj of Mamba-2, whose states move on. A layer, with h = x at first:
+/* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose states move on. A layer, with h = x at first:
  *   n = norm_weight h / sqrt(mean(h h) + eps);  (x, z) = in_proj n, of Mamba-2 (z, x, B, C, dt) = in_proj n
  *   what the convolution takes (x, of Mamba-2 x, B and C) becomes silu(conv(.) + conv_bias), its last W - 1 inputs stay in conv_state
  *   Mamba: (r, B, C) = x_proj x;  dt = softplus(dt_proj r + dt_bias);  of Mamba-2 dt = softplus(dt + dt_bias), one for each head of E / H channels
@@ -808,14 +808,18 @@ KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_
 typedef struct krait_mamba_decode_args {
   krait_call call;
   int64_t B, Y, D, E, N, W, R, H, G, n_states; /* R: of Mamba; H % G == 0, E % H == 0; Mamba: H == G == 1 */
+  int64_t SD, SE;                 /* D / 32 and E / 32, where weights have 8 bits; else 0 */
   float eps;
   int32_t reserved;
+  krait_view dt_proj;             /* (Y,E,R); absent: Mamba-2 */
+  krait_view in_proj_words, x_proj_words, out_proj_words;    /* (Y,.,8S) int32, as of krait_gemm_q8: instead of in_proj, x_proj and out_proj, all of them or none */
+  krait_view in_proj_scales, x_proj_scales, out_proj_scales; /* (Y,.,S) */
   krait_view x;                   /* (B,D) activation type */
   krait_view norm_weight;         /* (Y,D) */
-  krait_view in_proj;             /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D) */
+  krait_view in_proj;             /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_words, as x_proj and out_proj */
   krait_view conv_weight;         /* (Y,C,W), C = E, Mamba-2 E+2GN */
   krait_view conv_bias;           /* (Y,C) or absent */
-  krait_view x_proj, dt_proj;     /* (Y,R+2N,E), (Y,E,R); absent: Mamba-2 */
+  krait_view x_proj;              /* (Y,R+2N,E); absent: Mamba-2 */
   krait_view dt_bias;             /* (Y,E), Mamba-2 (Y,H) float32 */
   krait_view A;                   /* (Y,E,N), Mamba-2 (Y,H) float32 */
   krait_view Dvec;                /* (Y,E), Mamba-2 (Y,H) float32 */

@@ -84,7 +84,7 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
   WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_mlm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 2 : 3); i++) compare(there, here, batches[i], bound, &most);
-  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), krait_dtype_name(dtype), narrow ? ", states too" : "", most);
+  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(dtype), narrow ? ", states too" : "", most);
   kr_mlm_close(&here);
   kr_mlm_close(&there);
 }
@@ -98,6 +98,9 @@ static void mamba2_bfloat16(void **state) { (void)state, model_is_that_of_the_cp
 
 static void mamba_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 6e-3); }
 static void mamba2_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 6e-3); }
+
+static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 4e-3); }
+static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 4e-3); }
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
@@ -118,7 +121,7 @@ int main(int argc, char **argv) {
     krait_ctx_close(&cpu);
     return 77;
   }
-  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16), cmocka_unit_test(mamba_narrow_states), cmocka_unit_test(mamba2_narrow_states),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16), cmocka_unit_test(mamba_narrow_states), cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_q8), cmocka_unit_test(mamba2_narrow_states),
                                      cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba2_bfloat16)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);

@@ -9,6 +9,7 @@ import torch
 import refs
 from mamba_ssm import MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
+from mamba_ssm.utils import whole_step
 from mamba_ssm.utils.generation import InferenceParams, sample
 
 
@@ -78,6 +79,36 @@ def test_greedy_generation(device):
     assert torch.equal(m.generate(ids, max_length=15), slow)
     again = m.generate(ids, max_length=15, teacher_outputs=slow.flip(0).clone())
     assert torch.equal(again[:, 5:], slow.flip(0)[:, 5:])
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_a_step_as_one_call(layer):
+    """What generate(cg=True) records on a GPU, here by the operator's reference: the same tokens, whatever the model's own steps left and whatever becomes of its weights."""
+    sizes = dict(d_model=64, ssm_cfg=dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8), rms_norm=True, residual_in_fp32=True)
+    m = small(torch.device("cpu"), torch.bfloat16, **sizes)
+    assert whole_step.fits(m, 3) and not whole_step.fits(m, 9) and not whole_step.fits(small(torch.device("cpu"), torch.float32, **sizes), 3)
+    ids = torch.randint(0, 43, (3, 9))
+    with torch.no_grad():
+        want = m(ids).logits
+        step = whole_step.WholeStep(m, 3)
+        assert torch.equal(m(ids).logits, want)
+        params = InferenceParams(max_seqlen=9, max_batch_size=3, key_value_memory_dict=step.states())
+        m(ids[:, :4], inference_params=params)
+        got = [step(ids[:, t:t + 1]) for t in range(4, 9)]
+        refs.close(torch.cat(got, 1), want[:, 4:], (5e-2, 5e-2))
+        step.refresh()
+        assert not step.moved
+        for block in m.backbone.layers:
+            block.mixer.A_log += 1
+            block.mixer.in_proj.weight *= 0.5
+        step.refresh()
+        assert not step.moved
+        for state in (step.conv_state, step.ssm_state):
+            state.zero_()
+        refs.close(step(ids[:, :1]), m(ids[:, :1]).logits, (5e-2, 5e-2))
+        m.backbone.layers[0].mixer.in_proj.weight.data = m.backbone.layers[0].mixer.in_proj.weight.data.clone()
+        step.refresh()
+        assert step.moved
 
 
 def test_stops_at_eos(device):

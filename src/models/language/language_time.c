@@ -43,10 +43,17 @@ static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
   return strcmp(model, "qwen2-1.5b") == 0;
 }
 
+static int32_t check_dtype(int32_t dtype) {
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0, int32", dtype);
+  return KRAIT_OK;
+}
+
 static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, kr_any_lm *m) {
   kr_mlm_config mamba;
   kr_qwen2_config qwen2;
-  if (find_qwen2_sizes(model, &qwen2)) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
+  const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
+  KR_CHECK(!is_qwen2 || dtype != KRAIT_I32, KRAIT_ERR_UNSUPPORTED, "%s is not taken in 8 bits; Mamba's models are", model);
+  if (is_qwen2) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
   KR_TRY(find_sizes(model, &mamba));
   return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
 }
@@ -115,7 +122,7 @@ int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype,
   krait_lm_timing t;
   KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
   KR_TRY(kr_struct_take("krait_lm_timing", timing, sizeof t, &t, sizeof t));
-  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
+  KR_TRY(check_dtype(dtype));
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS, KRAIT_ERR_ARGUMENT,
            "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
   work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens};
@@ -151,7 +158,7 @@ static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype
 
 int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user) {
   KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
-  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
+  KR_TRY(check_dtype(dtype));
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT, "batch must be 1 to 1024, n_prompt 1 to 2^24");
   const int64_t n_ids = n_prompt > batch ? n_prompt : batch;
   work w = {.B = batch, .n_prompt = n_prompt, .ids = kr_alloc_array((size_t)n_ids, sizeof *w.ids), .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};

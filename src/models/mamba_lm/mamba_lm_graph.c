@@ -139,12 +139,24 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
   copy(b, "ssm_state", after, state);
 }
 
+/* Columns [from, from + n) of the product with a weight, where they belong among all. */
+static void project_rows(const builder *b, const char *name, kr_tensor rows, kr_tensor w, int64_t from, int64_t n, kr_tensor bias, kr_tensor all) {
+  const kr_tensor part = kr_graph_permute(b->g, kr_graph_slice(b->g, w, 0, from, n), (int[]){1, 0}), own_bias = bias ? kr_graph_slice(b->g, bias, 0, from, n) : 0;
+  kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(b, rows), .Bmat = view(b, part), .bias = view(b, own_bias), .out = view(b, kr_graph_slice(b->g, all, 1, from, n))});
+}
+
 static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
   const int64_t n_rows = c->Di + C + c->H;
-  const kr_tensor room = kr_graph_slice(b->g, new_rows(b, (n_rows + 63) / 64 * 64), 1, 0, n_rows); /* rows that begin with a line of memory */
-  const kr_tensor all = project_into(b, "in_proj", x, &b->layer->in_proj, n_rows, c->d, WEIGHT(in_proj_bias, n_rows), room);
+  const kr_tensor all = kr_graph_slice(b->g, new_rows(b, (n_rows + 63) / 64 * 64), 1, 0, n_rows), bias = WEIGHT(in_proj_bias, n_rows); /* rows begin with a line of memory */
+  if (b->to->run.is_step || b->layer->in_proj.scales) {
+    project_into(b, "in_proj", x, &b->layer->in_proj, n_rows, c->d, bias, all);
+  } else { /* dt apart: its few columns would take a tile of their own, which tensor copies store slowly */
+    const kr_tensor w = WEIGHT(in_proj, n_rows, c->d);
+    project_rows(b, "in_proj", x, w, 0, n_rows - c->H, bias, all);
+    project_rows(b, "in_proj_dt", x, w, n_rows - c->H, c->H, bias, all);
+  }
   const kr_tensor xBC = convolve(b, kr_graph_slice(b->g, all, 1, c->Di, C), C, KRAIT_ACT_SILU), y = new_rows(b, c->Di), gated = new_rows(b, c->Di);
   scan_heads(b, kr_graph_slice(b->g, xBC, 1, 0, c->Di), kr_graph_slice(b->g, all, 1, c->Di + C, c->H), kr_graph_slice(b->g, xBC, 1, c->Di, GN), kr_graph_slice(b->g, xBC, 1, c->Di + GN, GN), y);
   kr_graph_call(b->g, "gate_norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST, .group_size = c->Di / c->G, .eps = 1e-5f, .x = view(b, y),
@@ -186,21 +198,26 @@ static kr_tensor attend(const builder *b, kr_tensor x) {
 
 /* ---- all layers of a step as one call ---- */
 
-/* Tensors of one kind as (layers, ...): they must lie at equal distances. dims: of one layer. */
-static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offset, kr_dims dims, int *fits) {
+enum { AS_DATA, AS_WORDS, AS_SCALES };
+
+static const void *part_of(const kr_mlm_tensor *t, int which) { return which == AS_WORDS ? t->words : which == AS_SCALES ? t->word_scales : t->scales ? NULL : t->data; }
+
+/* Tensors of one kind as (layers, ...): they must lie at equal distances. dims: of one layer. Absent where a layer's is. */
+static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offset, int which, kr_dims dims, int *fits) {
   const kr_mlm_tensor *first = (const kr_mlm_tensor *)((const char *)&w->layers[0] + offset);
-  const int64_t bytes = (int64_t)krait_dtype_bytes(first->dtype), elements = (dims.n > 0 ? dims.size[0] : 1) * (dims.n > 1 ? dims.size[1] : 1);
-  krait_view v = {.data = (void *)first->data, .dtype = first->dtype, .stride = {elements, dims.n > 1 ? dims.size[1] : 1, 1}};
+  const int32_t dtype = which == AS_WORDS ? KRAIT_I32 : which == AS_SCALES ? KRAIT_F16 : first->dtype;
+  const char *start = part_of(first, which);
+  const int64_t bytes = (int64_t)krait_dtype_bytes(dtype), elements = dims.size[0] * (dims.n > 1 ? dims.size[1] : 1);
   int64_t distance = elements * bytes;
   for (int64_t i = 0; i < n_layers; i++) {
     const kr_mlm_tensor *t = (const kr_mlm_tensor *)((const char *)&w->layers[i] + offset);
-    if (i == 1 && t->data) distance = (const char *)t->data - (const char *)first->data;
-    *fits = *fits && !t->scales && !t->data == !first->data && t->dtype == first->dtype && (!t->data || (const char *)t->data - (const char *)first->data == i * distance);
+    const char *at = part_of(t, which);
+    if (i == 1 && at && start) distance = at - start;
+    *fits = *fits && !at == !start && t->dtype == first->dtype && (!at || at - start == i * distance);
   }
-  if (!first->data) return (krait_view){0};
+  if (!start) return (krait_view){0};
   *fits = *fits && distance > 0 && distance % bytes == 0;
-  v.stride[0] = distance / bytes;
-  return v;
+  return (krait_view){.data = (void *)start, .dtype = dtype, .stride = {distance / bytes, dims.n > 1 ? dims.size[1] : 1, 1}};
 }
 
 /* States of all layers of all slots, as mamba_lm.c lays them out; only strides and type count. */
@@ -219,20 +236,34 @@ static int is_uniform(const kr_mlm_config *c, const kr_mlm_weights *w) {
   return plain;
 }
 
+/* The products' weights in 8 bits instead of 16. */
+static void describe_words(const kr_mlm_config *c, const kr_mlm_weights *w, int64_t rows, krait_mamba_decode_args *a, int *fits) {
+  const int64_t columns = c->R + 2 * c->N;
+#define OF_Q8(name, which, n, k) layered(w, c->n_layers, offsetof(kr_mlm_layer, name), which, KR_DIMS(n, k), fits)
+  *fits = *fits && c->d % 32 == 0 && c->Di % 32 == 0;
+  a->SD = c->d / 32, a->SE = c->Di / 32;
+  a->in_proj_words = OF_Q8(in_proj, AS_WORDS, rows, c->d / 4), a->in_proj_scales = OF_Q8(in_proj, AS_SCALES, rows, c->d / 32);
+  a->x_proj_words = OF_Q8(x_proj, AS_WORDS, columns, c->Di / 4), a->x_proj_scales = OF_Q8(x_proj, AS_SCALES, columns, c->Di / 32);
+  a->out_proj_words = OF_Q8(out_proj, AS_WORDS, c->d, c->Di / 4), a->out_proj_scales = OF_Q8(out_proj, AS_SCALES, c->d, c->Di / 32);
+  *fits = *fits && a->out_proj_words.data && !a->x_proj_words.data == !a->x_proj.data;
+  a->in_proj = a->x_proj = a->out_proj = (krait_view){0};
+}
+
 /* The call with addresses where there are some. 0: the layers are not of its kind. */
 static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int64_t B, int64_t n_slots, krait_mamba_decode_args *a) {
   static float aligned[4] __attribute__((aligned(256)));
   const int64_t C = kr_mlm_channels(c, 0), is_first = c->mixer == KR_MIXER_MAMBA1, rows = is_first ? 2 * c->Di : c->Di + C + c->H;
   int fits = is_uniform(c, w) && (c->state_dtype == KRAIT_F32 || n_slots * c->Di * c->N % 2 == 0);
   if (!fits) return 0;
-#define LAYERED(name, ...) layered(w, c->n_layers, offsetof(kr_mlm_layer, name), KR_DIMS(__VA_ARGS__), &fits)
+#define LAYERED(name, ...) layered(w, c->n_layers, offsetof(kr_mlm_layer, name), AS_DATA, KR_DIMS(__VA_ARGS__), &fits)
   *a = (krait_mamba_decode_args){.B = B, .Y = c->n_layers, .D = c->d, .E = c->Di, .N = c->N, .W = c->W, .R = is_first ? c->R : 0, .H = c->H, .G = c->G, .n_states = n_slots, .eps = c->eps,
                                  .x = {.data = aligned, .dtype = w->dtype, .stride = {c->d, 1}}, .norm_weight = LAYERED(norm, c->d), .in_proj = LAYERED(in_proj, rows, c->d), .conv_weight = LAYERED(conv, C, c->W), .conv_bias = LAYERED(conv_bias, C),
                                  .x_proj = LAYERED(x_proj, c->R + 2 * c->N, c->Di), .dt_proj = LAYERED(dt_proj, c->Di, c->R), .dt_bias = LAYERED(dt_bias, is_first ? c->Di : c->H), .Dvec = LAYERED(D, is_first ? c->Di : c->H),
                                  .gate_norm = LAYERED(gate_norm, c->Di), .out_proj = LAYERED(out_proj, c->d, c->Di), .conv_state = layered_states(c, KRAIT_F32, n_slots, C, c->W - 1), .ssm_state = layered_states(c, c->state_dtype, n_slots, c->Di, c->N),
                                  .state_batch_indices = {.data = aligned, .dtype = KRAIT_I32, .stride = {1}}, .out = {.data = aligned, .dtype = KRAIT_F32, .stride = {c->d, 1}}};
   a->A = is_first ? LAYERED(A, c->Di, c->N) : LAYERED(A, c->H);
-  return fits;
+  if (w->layers[0].in_proj.words) describe_words(c, w, rows, a, &fits);
+  return fits && a->in_proj.data != a->in_proj_words.data; /* one of them */
 }
 
 static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run, int64_t n_slots, krait_mamba_decode_args *a) {
@@ -258,6 +289,8 @@ static kr_tensor record_whole(const builder *b, const krait_mamba_decode_args *o
 #define STACKED(field, ...) a.field = stacked(b, #field, &of->field, KR_DIMS(Y, __VA_ARGS__))
   STACKED(norm_weight, c->d), STACKED(in_proj, rows, c->d), STACKED(conv_weight, C, c->W), STACKED(conv_bias, C), STACKED(x_proj, c->R + 2 * c->N, c->Di), STACKED(dt_proj, c->Di, c->R);
   STACKED(dt_bias, is_first ? c->Di : c->H), STACKED(Dvec, is_first ? c->Di : c->H), STACKED(gate_norm, c->Di), STACKED(out_proj, c->d, c->Di);
+  STACKED(in_proj_words, rows, c->d / 4), STACKED(x_proj_words, c->R + 2 * c->N, c->Di / 4), STACKED(out_proj_words, c->d, c->Di / 4);
+  STACKED(in_proj_scales, rows, c->d / 32), STACKED(x_proj_scales, c->R + 2 * c->N, c->Di / 32), STACKED(out_proj_scales, c->d, c->Di / 32);
   if (is_first) STACKED(A, c->Di, c->N);
   else STACKED(A, c->H);
   a.x = view(b, x), a.state_batch_indices = view(b, b->to->slots), a.conv_state = view(b, b->to->all_conv), a.ssm_state = view(b, b->to->all_ssm), a.out = view(b, out);

@@ -24,6 +24,7 @@ typedef struct loader {
   uint64_t used;
   const uint16_t *random; /* instead of a folder: values for the largest tensor, of type random_type */
   int32_t random_type;
+  const uint16_t *random_scales, *random_halves; /* of 8 bits: scales for the largest tensor, and what it is in float16; else NULL */
 } loader;
 
 typedef struct shape {
@@ -98,7 +99,16 @@ static int32_t take_weight(loader *l, const kr_weight *item, shape want, int how
   return KRAIT_OK;
 }
 
-/* A matrix that was quantised: as it is on a CPU, float16 again on a GPU. */
+/* Memory of its own: a token must read as much as it would. */
+static int32_t copy_random(loader *l, const kr_weight *words, const kr_weight *scales, kr_mlm_tensor *to) {
+  void *copy = kr_arena_try(l->arena, (size_t)(words->bytes + scales->bytes));
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
+  to->data = memcpy(copy, words->data, (size_t)words->bytes);
+  to->scales = memcpy((char *)copy + words->bytes, scales->data, (size_t)scales->bytes);
+  return KRAIT_OK;
+}
+
+/* A matrix that was quantised: as it is on a CPU; on a GPU for steps, and for prompts float16 again. */
 static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scales, shape want, kr_mlm_tensor *to) {
   const int64_t N = want.size[0], S = want.size[1] / 32;
   const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == 8 * S && scales && scales->n_dims == 2 &&
@@ -106,9 +116,13 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", label_of(l), words->name, words->name, (long long)N, (long long)want.size[1]);
   l->w->bytes += words->bytes + scales->bytes;
   if (!l->ctx->cuda) {
-    *to = (kr_mlm_tensor){words->data, KRAIT_I32, scales->data};
-    return KRAIT_OK;
+    *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32, .scales = scales->data};
+    return l->random ? copy_random(l, words, scales, to) : KRAIT_OK;
   }
+  KR_TRY(to_device(l, words->data, words->bytes, &to->words));
+  KR_TRY(to_device(l, scales->data, scales->bytes, &to->word_scales));
+  to->dtype = KRAIT_F16;
+  if (l->random_halves || !l->device) return to_device(l, l->random_halves, (uint64_t)(N * want.size[1]) * sizeof *l->random_halves, &to->data);
   uint16_t *halves = kr_alloc_array((size_t)(N * want.size[1]), sizeof *halves);
   float *row = kr_alloc_array((size_t)want.size[1], sizeof *row);
   int32_t status = halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
@@ -116,17 +130,31 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
     kr_q8_row((const int32_t *)words->data + n * 8 * S, (const uint16_t *)scales->data + n * S, S, row);
     for (int64_t k = 0; k < want.size[1]; k++) halves[n * want.size[1] + k] = kr_float_to_f16(row[k]);
   }
-  to->dtype = KRAIT_F16;
   if (status >= 0) status = to_device(l, halves, (uint64_t)(N * want.size[1]) * sizeof *halves, &to->data);
   if (status >= 0) status = kr_cuda_wait(l->ctx->cuda, NULL);
   kr_free(halves), kr_free(row);
   return status;
 }
 
+/* The matrices that krait_lm_quantize takes. */
+static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
+  static const char *const ends[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", "lm_head.weight"};
+  const int64_t N = want.size[0], S = want.size[1] / 32;
+  int is_one = 0;
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) is_one = is_one || (strlen(name) >= strlen(ends[i]) && strcmp(name + strlen(name) - strlen(ends[i]), ends[i]) == 0);
+  if (!is_one || want.size[1] % 32) return 0;
+  const kr_weight words = {.name = name, .dtype = KRAIT_I32, .n_dims = 2, .shape = {N, 8 * S}, .data = l->random, .bytes = (uint64_t)(N * 8 * S) * 4};
+  const kr_weight scales = {.name = name, .dtype = KRAIT_F16, .n_dims = 2, .shape = {N, S}, .data = l->random_scales, .bytes = (uint64_t)(N * S) * 2};
+  const int32_t status = take_q8(l, &words, &scales, want, to);
+  return status < 0 ? status : 1;
+}
+
 /* Whether the file has it quantised, and then takes it: 1; 0: it has not. */
 static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   char key[160], scales[168];
-  if (!l->folder || want.n != 2) return 0;
+  if (want.n != 2) return 0;
+  if (l->random_scales) return try_random_q8(l, name, want, to);
+  if (!l->folder) return 0;
   snprintf(key, sizeof key, "%s.q8_0", name);
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *words = kr_model_folder_find(l->folder, key);
@@ -271,13 +299,27 @@ static void fill_random(void *data, int32_t dtype, uint64_t n) {
   }
 }
 
+/* 8 bits: the random bytes themselves, one scale for all of them. */
+static int32_t load_q8(loader *l, uint64_t n) {
+  uint16_t *scales = kr_alloc_array((size_t)(n / 32 + 1), sizeof *scales), *halves = kr_alloc_array((size_t)n, sizeof *halves);
+  int32_t status = scales && halves ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for random weights");
+  for (uint64_t i = 0; status >= 0 && i <= n / 32; i++) scales[i] = kr_float_to_f16(0.0003f);
+  for (uint64_t i = 0; status >= 0 && i < n; i++) halves[i] = kr_float_to_f16((float)((const int8_t *)l->random)[i] * kr_f16_to_float(scales[0]));
+  l->random_scales = scales, l->random_halves = halves;
+  if (status >= 0) status = load(l);
+  kr_free(scales), kr_free(halves);
+  return status;
+}
+
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, kr_mlm_weights *w) {
+  const int32_t type = dtype == KRAIT_I32 ? KRAIT_F16 : dtype;
   const uint64_t rows = (uint64_t)(c->V > 4 * c->Di + 4 * c->G * c->N ? c->V : 4 * c->Di + 4 * c->G * c->N), n = rows * (uint64_t)(c->d > c->Di ? c->d : c->Di);
-  void *random = kr_alloc_array((size_t)n, krait_dtype_bytes(dtype));
+  void *random = kr_alloc_array((size_t)n, krait_dtype_bytes(type));
   *w = (kr_mlm_weights){0};
   KR_CHECK(random, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
-  fill_random(random, dtype, n);
-  const int32_t status = load(&(loader){.ctx = ctx, .c = c, .w = w, .random = random, .random_type = dtype});
+  fill_random(random, type, n);
+  loader l = {.ctx = ctx, .c = c, .w = w, .random = random, .random_type = type};
+  const int32_t status = dtype == KRAIT_I32 ? load_q8(&l, n) : load(&l);
   kr_free(random);
   return status;
 }

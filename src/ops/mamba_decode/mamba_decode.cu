@@ -1,6 +1,6 @@
 /* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors. Between two products all blocks wait for each other; weights do
  * not depend on what is computed, so every lane keeps KR_DEPTH runs of them on their way into its own part of shared memory, across products, waits and layers:
- * memory is never idle. A block makes some rows of each product, its warps share the inputs (32 at a time, 16 rows), sums go through shared memory in the order of warps.
+ * memory is never idle. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums go through shared memory in the order of warps.
  * The same kernel runs a range of phases: where a device cannot hold all blocks at once, each phase is a launch. */
 #include "mamba_decode_plan.h"
 #include "mma.cuh"
@@ -12,15 +12,13 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
-enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, TOKENS = KR_DECODE_MOST_TOKENS, STEP = 32, TILE = 16, MOST_TAPS = 4 };
+enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16, MOST_TAPS = 4 };
+#define UNIT_BYTES(q8) (KR_DECODE_UNIT_BYTES + (q8) * KR_DECODE_SCALE_BYTES)
 
 #ifdef KR_EMULATE
 KR_DEV void fetch_line(const void *from) { (void)from; }
-KR_DEV void arrive(int32_t *at) { ++*at; }
 #else
 KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
-/* What the block wrote before it is seen by who waits for the count. */
-KR_DEV void arrive(int32_t *at) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(at) : "memory"); }
 #endif
 
 KR_DEV float from_half(uint16_t h) { return DTYPE == KRAIT_F16 ? kr_from_f16(h) : kr_from_bf16(h); }
@@ -69,45 +67,58 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
 /* ---- weights on their way -------------------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
-  const uint16_t *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
-  int phase, tile, step, n_tiles, n_steps, K;
+  const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
+  const uint16_t *low_scales, *high_scales;
+  int phase, tile, step, n_tiles, n_steps, bytes; /* bytes: of a row */
 } cursor;
 
+/* Bytes of a row of a phase's weight. */
+template <int Q8>
+KR_DEV int row_bytes(const kr_decode_plan &p, int kind) { return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2); }
+
 KR_DEV void set_rows(cursor &c, const kr_decode_plan &p, const shares &s) {
-  const int kind = kind_of(p, c.phase), lane = kr_thread() & 31, g = c.tile * TILE + lane / 4, n = rows_of(p, s, kind);
+  const int kind = kind_of(p, c.phase), lane = kr_thread() & 31, g = c.tile * TILE + lane / 4, n = rows_of(p, s, kind), layer = layer_of(p, c.phase);
   const kr_decode_matrix m = s.matrices[kind];
-  const uint16_t *base = m.data + layer_of(p, c.phase) * m.layer + 8 * (lane % 4);
-  c.low = g < n ? base + row_at(p, s, kind, g) * m.row : nullptr;
-  c.high = g + 8 < n ? base + row_at(p, s, kind, g + 8) * m.row : nullptr;
+  const unsigned char *base = m.data + layer * m.layer + 16 * (lane % 4);
+  const int low = row_at(p, s, kind, g), high = row_at(p, s, kind, g + 8);
+  c.low = g < n ? base + low * m.row : nullptr;
+  c.high = g + 8 < n ? base + high * m.row : nullptr;
+  c.low_scales = m.scales && g < n ? m.scales + layer * m.scales_layer + low * m.scales_row : nullptr;
+  c.high_scales = m.scales && g + 8 < n ? m.scales + layer * m.scales_layer + high * m.scales_row : nullptr;
 }
 
 /* The first unit from c.phase on, of its first tile. */
+template <int Q8>
 KR_DEV void find_product(cursor &c, const kr_decode_plan &p, const shares &s) {
   const int warp = kr_thread() / 32;
   for (; c.phase < p.phase_to; c.phase++) {
     const int kind = kind_of(p, c.phase);
-    c.K = inputs_of(p, kind), c.n_steps = (c.K + STEP - 1) / STEP, c.n_tiles = (rows_of(p, s, kind) + TILE - 1) / TILE;
+    c.bytes = row_bytes<Q8>(p, kind), c.n_steps = (c.bytes + STEP_BYTES - 1) / STEP_BYTES, c.n_tiles = (rows_of(p, s, kind) + TILE - 1) / TILE;
     c.tile = 0, c.step = warp;
     if (c.n_tiles > 0 && warp < c.n_steps) return set_rows(c, p, s);
   }
 }
 
+template <int Q8>
 KR_DEV void advance(cursor &c, const kr_decode_plan &p, const shares &s) {
   c.step += WARPS;
   if (c.step < c.n_steps) return;
   c.step = kr_thread() / 32;
   if (++c.tile < c.n_tiles) return set_rows(c, p, s);
   c.phase++;
-  find_product(c, p, s);
+  find_product<Q8>(c, p, s);
 }
 
-/* A unit: 32 inputs of 16 rows, 16 bytes a lane of the upper and of the lower eight. */
+/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each row. */
+template <int Q8>
 KR_DEV void fetch(cursor &c, const kr_decode_plan &p, const shares &s, unsigned char *slot) {
   if (c.phase < p.phase_to) {
-    const int k = c.step * STEP, inside = k + 8 * (kr_thread() & 3) < c.K;
-    kr_copy_or_zero<16>(slot, c.low + k, inside && c.low);
-    kr_copy_or_zero<16>(slot + 512, c.high + k, inside && c.high);
-    advance(c, p, s);
+    const int k = c.step * STEP_BYTES, lane = kr_thread() & 31, inside = k + 16 * (lane & 3) < c.bytes;
+    kr_copy_or_zero<16>(slot + 16 * lane, c.low + k, inside && c.low);
+    kr_copy_or_zero<16>(slot + 512 + 16 * lane, c.high + k, inside && c.high);
+    if (Q8 && c.low_scales) kr_copy4(slot + 1024 + 4 * lane, c.low_scales + 2 * c.step);
+    if (Q8 && c.high_scales) kr_copy4(slot + 1152 + 4 * lane, c.high_scales + 2 * c.step);
+    advance<Q8>(c, p, s);
   }
   kr_commit_copies();
 }
@@ -119,11 +130,12 @@ KR_DEV void ask_for(const void *from, int64_t bytes) {
 /* ---- the block's memory ---------------------------------------------------------------------------------------------------- */
 
 typedef struct memory {
-  unsigned char *ring; /* of this lane */
+  unsigned char *ring; /* of this warp */
   unsigned char *act;  /* [token][act_pitch]: a product's inputs */
   float *sums;         /* [2][warp][row of a tile][token] */
   float *results;      /* [row][token] */
   float *few;          /* [WARPS], then [token][n_columns] */
+  int *slots;          /* places of the tokens' states; negative: it has none */
 } memory;
 
 typedef struct block {
@@ -141,29 +153,58 @@ KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int k, int K
   return kr_raw16{{0, 0, 0, 0}};
 }
 
-template <int DEPTH>
-KR_DEV void multiply(block &b, const kr_decode_plan &p, int step, int K, float (&d)[4]) {
-  unsigned char *slot = b.m.ring + b.next * KR_DECODE_UNIT_BYTES;
-  kr_copied<DEPTH - 1>();
-  const kr_raw16 low = *(const kr_raw16 *)slot, high = *(const kr_raw16 *)(slot + 512), x = inputs_at(p, b.m, step * STEP + 8 * (kr_thread() & 3), K);
+/* Bytes 2 half and 2 half + 1 of a word of signed bytes, times the scale. */
+KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
+#ifdef KR_EMULATE
+  const float s = from_half(scale);
+  return kr_pack((float)(int8_t)(word >> (16 * half)) * s, (float)(int8_t)(word >> (16 * half + 8)) * s, DTYPE);
+#else
+  uint32_t biased, pair, two; /* 1024 and the byte above -128; then the byte */
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(biased) : "r"(word ^ 0x80808080u), "r"(0x64646464u), "r"(half ? 0x4342 : 0x4140));
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(biased), "r"(0x64806480u));
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(two) : "r"(pair), "r"((uint32_t)scale << 16 | scale));
+  return two;
+#endif
+}
+
+/* One unit of 8 bits: 16 inputs a lane. */
+KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K, float (&d)[4]) {
+  const int lane = kr_thread() & 31, k = step * STEP_BYTES + 16 * (lane & 3), block = (lane & 3) / 2;
+  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane), x[2] = {inputs_at(p, m, k, K), inputs_at(p, m, k + 8, K)};
+  const uint16_t low_scale = (uint16_t)(*(const uint32_t *)(slot + 1024 + 4 * lane) >> (16 * block)), high_scale = (uint16_t)(*(const uint32_t *)(slot + 1152 + 4 * lane) >> (16 * block));
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint32_t a[4] = {scaled_pair(low.w[i], 0, low_scale), scaled_pair(high.w[i], 0, high_scale), scaled_pair(low.w[i], 1, low_scale), scaled_pair(high.w[i], 1, high_scale)};
+    kr_mma_as(element(), d, a, x[i / 2].w[2 * (i % 2)], x[i / 2].w[2 * (i % 2) + 1]);
+  }
+}
+
+KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K, float (&d)[4]) {
+  const int lane = kr_thread() & 31;
+  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane), x = inputs_at(p, m, step * STEP_BYTES / 2 + 8 * (lane & 3), K);
 #pragma unroll
   for (int pair = 0; pair < 4; pair += 2) {
     const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
     kr_mma_as(element(), d, a, x.w[pair], x.w[pair + 1]);
   }
-  fetch(b.c, p, b.s, slot);
-  b.next = b.next + 1 == DEPTH ? 0 : b.next + 1;
 }
 
 /* results = the block's rows of the phase's weight times act. */
-template <int DEPTH>
+template <int DEPTH, int Q8>
 KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
-  const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens, K = inputs_of(p, kind), n_steps = (K + STEP - 1) / STEP;
+  const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens, K = inputs_of(p, kind), n_steps = (row_bytes<Q8>(p, kind) + STEP_BYTES - 1) / STEP_BYTES;
   const int n_tiles = (rows_of(p, b.s, kind) + TILE - 1) / TILE, n_warps = n_steps < WARPS ? n_steps : WARPS;
   for (int tile = 0; tile < n_tiles; tile++) {
     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     float *sums = b.m.sums + (tile & 1) * WARPS * TILE * B;
-    for (int step = warp; step < n_steps; step += WARPS) multiply<DEPTH>(b, p, step, K, d);
+    for (int step = warp; step < n_steps; step += WARPS) {
+      unsigned char *slot = b.m.ring + b.next * UNIT_BYTES(Q8);
+      kr_copied<DEPTH - 1>();
+      if (Q8 && kind != KR_DECODE_SCAN) multiply_bytes(p, b.m, slot, step, K, d);
+      else multiply_halves(p, b.m, slot, step, K, d);
+      fetch<Q8>(b.c, p, b.s, slot);
+      b.next = b.next + 1 == DEPTH ? 0 : b.next + 1;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++)
       if (warp < n_warps && 2 * q + i % 2 < B) sums[(warp * TILE + g + i / 2 * 8) * B + 2 * q + i % 2] = d[i];
@@ -177,27 +218,46 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   kr_sync();
 }
 
-/* ---- inputs of products ---------------------------------------------------------------------------------------------------- */
+/* ---- inputs of products ----------------------------------------------------------------------------------------------------
+ * All that does not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what this block itself wrote. */
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
 } four_halves;
 
-KR_DEV void unpack_four(const uint16_t *from, float (&v)[4]) {
-  const four_halves h = *(const four_halves *)from;
+KR_DEV void unpack_four(const four_halves &h, float (&v)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] = kr_unpack(h.w[i / 2], i % 2, DTYPE);
 }
 
 /* Four elements of a row of floats, or of halves. */
 KR_DEV void read_four(const float *floats, const uint16_t *halves, int at, float (&v)[4]) {
-  if (floats) {
-    const kr_float4 f = *(const kr_float4 *)(floats + at);
+  if (!floats) return unpack_four(*(const four_halves *)(halves + at), v);
+  const kr_float4 f = *(const kr_float4 *)(floats + at);
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = f.v[i];
-    return;
-  }
-  unpack_four(halves + at, v);
+  for (int i = 0; i < 4; i++) v[i] = f.v[i];
+}
+
+enum { KEPT = 3 }; /* runs of four features that a thread keeps in registers */
+
+/* Where a thread's runs of a normed row lie: the block's warps are dealt to the tokens. */
+typedef struct dealt {
+  int token, per_token, first, stride; /* per_token: warps */
+} dealt;
+KR_DEV dealt deal(const kr_decode_plan &p) {
+  int per_token = WARPS, tokens = 1;
+  while (tokens < p.n_tokens) per_token /= 2, tokens *= 2;
+  const int token = kr_thread() / 32 / per_token;
+  return dealt{token, per_token, 4 * (kr_thread() - token * per_token * 32), 4 * per_token * 32};
+}
+
+typedef struct norm_weights {
+  four_halves w[KEPT];
+} norm_weights;
+KR_DEV void read_norm_weights(const dealt &at, const uint16_t *from, int n, norm_weights &w) {
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+    if (at.first + k * at.stride < n) w.w[k] = *(const four_halves *)(from + at.first + k * at.stride);
 }
 
 typedef struct rows {
@@ -206,75 +266,72 @@ typedef struct rows {
   int64_t stride;
 } rows;
 
-/* act = norm(row) w for every token: the block's warps are dealt to the tokens, the sums of squares of a token's warps go through shared memory. */
-KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &from, int n, const uint16_t *w, float eps) {
-  int per_token = WARPS, tokens = 1;
-  while (tokens < p.n_tokens) per_token /= 2, tokens *= 2;
-  const int warp = kr_thread() / 32, token = warp / per_token, first = 4 * (kr_thread() - token * per_token * 32), stride = 4 * per_token * 32;
-  const int64_t row = (token < p.n_tokens ? token : 0) * from.stride;
-  const float *floats = from.floats ? from.floats + row : nullptr;
-  const uint16_t *halves = from.halves + (from.floats ? 0 : row);
-  float square = 0.0f, v[4];
-  for (int i = first; i < n; i += stride) {
-    read_four(floats, halves, i, v);
+KR_DEV void write_normed(unsigned char *act, int i, float scale, const float (&v)[4], const four_halves &w) {
+  float times[4];
+  unpack_four(w, times);
 #pragma unroll
-    for (int k = 0; k < 4; k++) square = kr_fma(v[k], v[k], square);
+  for (int k = 0; k < 4; k++) times[k] *= scale * v[k];
+  *(four_halves *)(act + 2 * i) = four_halves{{kr_pack(times[0], times[1], DTYPE), kr_pack(times[2], times[3], DTYPE)}};
+}
+
+/* act = norm(row) w for every token; the sums of squares of a token's warps go through shared memory. */
+KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const dealt &at, const rows &from, int n, const uint16_t *w, const norm_weights &kept, float eps) {
+  const int warp = kr_thread() / 32, exists = at.token < p.n_tokens;
+  const int64_t row = (exists ? at.token : 0) * from.stride;
+  const float *floats = from.floats ? from.floats + row : nullptr;
+  const uint16_t *halves = from.floats ? nullptr : from.halves + row;
+  float square = 0.0f, v[KEPT][4], more[4];
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+    if (at.first + k * at.stride < n) read_four(floats, halves, at.first + k * at.stride, v[k]);
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) square = at.first + k * at.stride < n ? kr_fma(v[k][i], v[k][i], square) : square;
+  for (int i = at.first + KEPT * at.stride; i < n; i += at.stride) {
+    read_four(floats, halves, i, more);
+#pragma unroll
+    for (int k = 0; k < 4; k++) square = kr_fma(more[k], more[k], square);
   }
   for (int lane = 1; lane < 32; lane <<= 1) square += kr_shuffle_xor(square, lane);
   if ((kr_thread() & 31) == 0) m.few[warp] = square;
   kr_sync();
-  if (token >= p.n_tokens) return;
+  if (!exists) return;
   square = 0.0f;
-  for (int k = 0; k < per_token; k++) square += m.few[token * per_token + k];
+  for (int k = 0; k < at.per_token; k++) square += m.few[at.token * at.per_token + k];
   const float scale = kr_rsqrt(square / (float)n + eps);
-  for (int i = first; i < n; i += stride) {
-    float times[4];
-    read_four(floats, halves, i, v);
-    unpack_four(w + i, times);
+  unsigned char *act = m.act + at.token * p.act_pitch;
 #pragma unroll
-    for (int k = 0; k < 4; k++) v[k] *= scale * times[k];
-    *(four_halves *)(m.act + token * p.act_pitch + 2 * i) = four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+  for (int k = 0; k < KEPT; k++)
+    if (at.first + k * at.stride < n) write_normed(act, at.first + k * at.stride, scale, v[k], kept.w[k]);
+  for (int i = at.first + KEPT * at.stride; i < n; i += at.stride) {
+    read_four(floats, halves, i, more);
+    write_normed(act, i, scale, more, *(const four_halves *)(w + i));
   }
 }
 
 /* act = the n inputs of every token as they are. */
 KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t *from, int n) {
   for (int token = 0; token < p.n_tokens; token++)
-    for (int i = 8 * kr_thread(); i < n; i += 8 * THREADS) *(kr_raw16 *)(m.act + token * p.act_pitch + 2 * i) = *(const kr_raw16 *)(from + token * n + i);
-}
-/* The first R columns of Mamba's x_proj. */
-KR_DEV void load_ranks(const kr_decode_plan &p, const memory &m) {
-  for (int i = kr_thread(); i < p.n_tokens * p.R; i += THREADS) {
-    const int token = i / p.R, k = i - token * p.R;
-    ((uint16_t *)(m.act + token * p.act_pitch))[k] = to_half(p.columns[token * p.n_columns + k]);
-  }
+    for (int i = 8 * kr_thread(); i < n; i += 16 * THREADS) {
+      const int second = i + 8 * THREADS < n ? i + 8 * THREADS : i;
+      const kr_raw16 raw[2] = {*(const kr_raw16 *)(from + token * n + i), *(const kr_raw16 *)(from + token * n + second)};
+      *(kr_raw16 *)(m.act + token * p.act_pitch + 2 * i) = raw[0];
+      *(kr_raw16 *)(m.act + token * p.act_pitch + 2 * second) = raw[1];
+    }
 }
 
-KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int layer) {
-  if (kind == KR_DECODE_IN) {
-    const rows from = layer ? rows{p.out, nullptr, p.out_row} : rows{nullptr, p.x, p.x_row};
-    load_normed(p, m, from, p.width, p.norm.data + layer * p.norm.layer, p.eps);
-  } else if (kind == KR_DECODE_COLUMNS) {
-    load_halves(p, m, p.u, p.inner);
-  } else if (kind == KR_DECODE_SCAN) {
-    float *to = m.few + WARPS;
-    for (int i = kr_thread(); i < p.n_tokens * p.n_columns; i += THREADS) to[i] = p.columns[i];
-    if (!p.is_second) load_ranks(p, m);
-  } else if (p.is_second) {
-    load_normed(p, m, rows{p.y, nullptr, p.inner}, p.inner, p.gate_norm.data + layer * p.gate_norm.layer, 1e-5f);
-  } else {
-    load_halves(p, m, (const uint16_t *)p.y, p.inner);
-  }
-  kr_sync();
+/* Columns for the scan; the first R of Mamba's are inputs of dt_proj. */
+KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
+  for (int token = 0; token < p.n_tokens; token++)
+    for (int k = kr_thread(); k < p.n_columns; k += THREADS) {
+      const float v = p.columns[token * p.n_columns + k];
+      m.few[WARPS + token * p.n_columns + k] = v;
+      if (!p.is_second && k < p.R) ((uint16_t *)(m.act + token * p.act_pitch))[k] = to_half(v);
+    }
 }
 
 /* ---- what is done with results --------------------------------------------------------------------------------------------- */
-
-/* Place of a token's states; -1: it has none. */
-KR_DEV int slot_of(const kr_decode_plan &p, int token) {
-  const int slot = p.slots ? p.slots[token * p.slots_stride] : token;
-  return slot < p.n_slots ? slot : -1;
-}
 
 KR_DEV float state_get(const kr_decode_state &s, int64_t at) { return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]); }
 KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
@@ -282,38 +339,71 @@ KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
   else ((uint16_t *)s.data)[at] = to_half(v);
 }
 
-/* silu(conv) of channel c, and its inputs moved on. */
-KR_DEV float convolve(const kr_decode_plan &p, int layer, int slot, int c, float newest) {
-  const uint16_t *taps = p.conv.data + layer * p.conv.layer + c * p.conv.row;
-  const int64_t at = layer * p.conv_state.layer + slot * p.conv_state.slot + c * p.conv_state.channel;
+/* A channel of a token: its last inputs and its taps, the last at the step itself. */
+typedef struct taps {
+  int64_t at;
+  float window[MOST_TAPS - 1], tap[MOST_TAPS - 1], last, bias;
+  int live;
+} taps;
+
+KR_DEV void read_taps(const kr_decode_plan &p, int layer, int slot, int c, taps &t) {
+  const uint16_t *from = p.conv.data + layer * p.conv.layer + c * p.conv.row;
   const int S = p.W - 1;
-  float window[MOST_TAPS - 1], tap[MOST_TAPS - 1], sum = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
-  if (slot < 0) return 0.0f;
+  t.live = slot >= 0;
+  t.at = layer * p.conv_state.layer + (t.live ? slot : 0) * p.conv_state.slot + c * p.conv_state.channel;
+  t.bias = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
 #pragma unroll
-  for (int k = 0; k < MOST_TAPS - 1; k++) window[k] = k < S ? state_get(p.conv_state, at + k) : 0.0f, tap[k] = k < S ? from_half(taps[k]) : 0.0f;
-  const float last = from_half(taps[S]);
-#pragma unroll
-  for (int k = 0; k < MOST_TAPS - 1; k++) {
-    sum = kr_fma(window[k], tap[k], sum);
-    if (k > 0 && k < S) state_put(p.conv_state, at + k - 1, window[k]);
-  }
-  state_put(p.conv_state, at + S - 1, newest);
-  return kr_silu(kr_fma(newest, last, sum));
+  for (int k = 0; k < MOST_TAPS - 1; k++) t.window[k] = k < S ? state_get(p.conv_state, t.at + k * p.conv_state.last) : 0.0f, t.tap[k] = k < S ? from_half(from[k]) : 0.0f;
+  t.last = from_half(from[S]);
 }
 
-KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
-  const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, n_rest = p.is_second ? b.s.columns.n : 0, n_convolved = p.n_columns - p.H;
-  for (int i = kr_thread(); i < (n + n_rest) * B; i += THREADS) {
-    const int r = i / B, token = i - r * B, slot = slot_of(p, token);
-    if (r < n) {
-      const int64_t at = (int64_t)token * p.inner + b.s.channels.from + r;
-      p.z[at] = b.m.results[(n - of_x + r) * B + token];
-      p.u[at] = to_half(convolve(p, layer, slot, b.s.channels.from + r, b.m.results[(of_x + r) * B + token]));
-    } else {
-      const int column = b.s.columns.from + r - n;
-      const float v = b.m.results[(n + r) * B + token];
-      p.columns[token * p.n_columns + column] = column < n_convolved ? convolve(p, layer, slot, p.inner + column, v) : v;
-    }
+/* silu(conv), and its inputs moved on. */
+KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
+  const int S = p.W - 1;
+  float sum = t.bias;
+  if (!t.live) return 0.0f;
+#pragma unroll
+  for (int k = 0; k < MOST_TAPS - 1; k++) {
+    sum = kr_fma(t.window[k], t.tap[k], sum);
+    if (k > 0 && k < S) state_put(p.conv_state, t.at + (k - 1) * p.conv_state.last, t.window[k]);
+  }
+  state_put(p.conv_state, t.at + (S - 1) * p.conv_state.last, newest);
+  return kr_silu(kr_fma(newest, t.last, sum));
+}
+
+/* Unit i of what IN finishes: a channel of the block, or one of its columns; -1: the column is dt, which no convolution takes. */
+KR_DEV int channel_of(const kr_decode_plan &p, const shares &s, int r) {
+  if (r < s.channels.n) return s.channels.from + r;
+  const int column = s.columns.from + r - s.channels.n;
+  return column < p.n_columns - p.H ? p.inner + column : -1;
+}
+KR_DEV int units_of_in(const kr_decode_plan &p, const shares &s) { return (s.channels.n + (p.is_second ? s.columns.n : 0)) * p.n_tokens; }
+
+KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, int i) {
+  const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, r = i / B, token = i - r * B;
+  if (r < n) {
+    const int64_t at = (int64_t)token * p.inner + b.s.channels.from + r;
+    p.z[at] = b.m.results[(n - of_x + r) * B + token];
+    p.u[at] = to_half(convolve(p, t, b.m.results[(of_x + r) * B + token]));
+  } else {
+    const float v = b.m.results[(n + r) * B + token];
+    p.columns[token * p.n_columns + b.s.columns.from + r - n] = channel_of(p, b.s, r) >= 0 ? convolve(p, t, v) : v;
+  }
+}
+
+KR_DEV void read_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
+  const int r = i / p.n_tokens, c = channel_of(p, b.s, r);
+  if (c >= 0) read_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
+}
+
+/* first: of this thread's first unit. */
+KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer, const taps &first) {
+  const int n = units_of_in(p, b.s);
+  if (kr_thread() < n) finish_unit(p, b, first, kr_thread());
+  for (int i = kr_thread() + THREADS; i < n; i += THREADS) {
+    taps t;
+    read_unit(p, b, layer, i, t);
+    finish_unit(p, b, t, i);
   }
 }
 
@@ -325,76 +415,158 @@ KR_DEV void finish_columns(const kr_decode_plan &p, const block &b) {
   }
 }
 
-KR_DEV void read_states(const kr_decode_state &s, int64_t at, float (&v)[4]) {
-  if (s.is_float) {
-    const kr_float4 f = *(const kr_float4 *)((const float *)s.data + at);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = f.v[i];
-    return;
-  }
-  unpack_four((const uint16_t *)s.data + at, v);
-}
-KR_DEV void write_states(const kr_decode_state &s, int64_t at, const float (&v)[4]) {
-  if (s.is_float) *(kr_float4 *)((float *)s.data + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
-  else *(four_halves *)((uint16_t *)s.data + at) = four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+/* Four states of a channel of a token. */
+typedef struct states {
+  kr_raw16 raw; /* of the state; as halves in the first two words */
+  float A[4], D, bias, z, x;
+} states;
+enum { SCANS = 1 }; /* units of a thread that are on their way together */
+
+KR_DEV int scan_units(const kr_decode_plan &p, const block &b) { return b.s.channels.n * p.n_tokens * (p.N / 4); }
+
+typedef struct unit_place {
+  int e, token, h, slot;
+  int64_t state, at;
+} unit_place;
+KR_DEV unit_place unit_at(const kr_decode_plan &p, const block &b, int layer, int i) {
+  const int lanes = p.N / 4, unit = i / lanes, r = unit / p.n_tokens;
+  unit_place u;
+  u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / (p.inner / p.H) : u.e, u.slot = b.m.slots[u.token];
+  u.state = layer * p.ssm_state.layer + (int64_t)u.slot * p.ssm_state.slot + u.e * p.ssm_state.channel + (i & (lanes - 1)) * 4;
+  u.at = (int64_t)u.token * p.inner + u.e;
+  return u;
 }
 
-/* Four states a lane; N / 4 lanes, a power of two up to a warp, share a channel. */
-KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer) {
-  const int lanes = p.N / 4, B = p.n_tokens, n = b.s.channels.n * B * lanes, quad = (kr_thread() & (lanes - 1)) * 4, n_convolved = p.n_columns - p.H, P = p.inner / p.H;
-  for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += THREADS) {
-    const int unit = i < n ? i / lanes : 0, r = unit / B, token = unit - r * B, e = b.s.channels.from + r, slot = slot_of(p, token), h = p.is_second ? e / P : e;
-    const float *columns = b.m.few + WARPS + token * p.n_columns, *states_B = columns + (p.is_second ? 0 : p.R) + quad, *states_C = states_B + p.N;
-    const int64_t at = layer * p.ssm_state.layer + slot * p.ssm_state.slot + e * p.ssm_state.channel + quad, place = (int64_t)token * p.inner + e;
-    const int live = i < n && slot >= 0;
-    float s[4] = {0.0f, 0.0f, 0.0f, 0.0f}, A[4], y = 0.0f;
-    if (live) read_states(p.ssm_state, at, s);
-    if (p.is_second) A[0] = A[1] = A[2] = A[3] = p.A.data[layer * p.A.layer + h];
-    else read_four(p.A.data + layer * p.A.layer + e * p.A.row, nullptr, quad, A);
-    const float raw = p.is_second ? columns[n_convolved + h] : b.m.results[unit], D = p.D.data[layer * p.D.layer + h * p.D.row], z = p.z[place], x = from_half(p.u[place]);
-    const float dt = kr_softplus(raw + p.dt_bias.data[layer * p.dt_bias.layer + h * p.dt_bias.row]);
+KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int i, states &s) {
+  if (i >= scan_units(p, b)) return;
+  const unit_place u = unit_at(p, b, layer, i);
+  s.raw = kr_raw16{{0, 0, 0, 0}};
+  if (u.slot >= 0 && p.ssm_state.is_float) s.raw = *(const kr_raw16 *)((const float *)p.ssm_state.data + u.state);
+  else if (u.slot >= 0) {
+    const four_halves h = *(const four_halves *)((const uint16_t *)p.ssm_state.data + u.state);
+    s.raw.w[0] = h.w[0], s.raw.w[1] = h.w[1];
+  }
+  if (p.is_second) s.A[0] = s.A[1] = s.A[2] = s.A[3] = p.A.data[layer * p.A.layer + u.h];
+  else read_four(p.A.data + layer * p.A.layer + u.e * p.A.row, nullptr, (i & (p.N / 4 - 1)) * 4, s.A);
+  s.D = p.D.data[layer * p.D.layer + u.h * p.D.row], s.bias = p.dt_bias.data[layer * p.dt_bias.layer + u.h * p.dt_bias.row];
+  s.z = p.z[u.at], s.x = from_half(p.u[u.at]);
+}
+
+/* Lanes of a channel, a power of two up to a warp, add up what its states give; all lanes of a warp come here. */
+KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i, states &v) {
+  const int lanes = p.N / 4, exists = i < scan_units(p, b), quad = (i & (lanes - 1)) * 4;
+  const unit_place u = unit_at(p, b, layer, exists ? i : 0);
+  const float *columns = b.m.few + WARPS + u.token * p.n_columns, *states_B = columns + (p.is_second ? 0 : p.R) + quad, *states_C = states_B + p.N;
+  float s[4], y = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      s[k] = kr_fma(kr_exp(dt * A[k]), s[k], dt * x * states_B[k]);
-      y = kr_fma(states_C[k], s[k], y);
-    }
-    if (live) write_states(p.ssm_state, at, s);
-    for (int lane = 1; lane < lanes; lane <<= 1) y += kr_shuffle_xor(y, lane);
-    y = kr_fma(D, x, y) * kr_silu(z);
-    if (i >= n || quad) continue;
-    if (p.is_second) p.y[place] = y;
-    else ((uint16_t *)p.y)[place] = to_half(y);
+  for (int k = 0; k < 4; k++) s[k] = p.ssm_state.is_float ? kr_bits_to_float(v.raw.w[k]) : kr_unpack(v.raw.w[k / 2], k % 2, DTYPE);
+  const float dt = kr_softplus((p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i / lanes : 0]) + v.bias);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    s[k] = kr_fma(kr_exp(dt * v.A[k]), s[k], dt * v.x * states_B[k]);
+    y = kr_fma(states_C[k], s[k], y);
+  }
+  if (exists && u.slot >= 0) {
+    if (p.ssm_state.is_float) *(kr_float4 *)((float *)p.ssm_state.data + u.state) = kr_float4{{s[0], s[1], s[2], s[3]}};
+    else *(four_halves *)((uint16_t *)p.ssm_state.data + u.state) = four_halves{{kr_pack(s[0], s[1], DTYPE), kr_pack(s[2], s[3], DTYPE)}};
+  }
+  for (int lane = 1; lane < lanes; lane <<= 1) y += kr_shuffle_xor(y, lane);
+  y = kr_fma(v.D, v.x, y) * kr_silu(v.z);
+  if (!exists || quad) return;
+  if (p.is_second) p.y[u.at] = y;
+  else ((uint16_t *)p.y)[u.at] = to_half(y);
+}
+
+KR_DEV void read_scans(const kr_decode_plan &p, const block &b, int layer, int first, states (&v)[SCANS]) {
+#pragma unroll
+  for (int k = 0; k < SCANS; k++) read_states(p, b, layer, first + k * THREADS, v[k]);
+}
+
+/* v: of this thread's first units. */
+KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer, states (&v)[SCANS]) {
+  const int n = scan_units(p, b);
+  for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += SCANS * THREADS) {
+    if (i != kr_thread()) read_scans(p, b, layer, i, v);
+#pragma unroll
+    for (int k = 0; k < SCANS; k++)
+      if (i + k * THREADS - (kr_thread() & 31) < n) scan_unit(p, b, layer, i + k * THREADS, v[k]);
   }
 }
 
-KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
-  const int B = p.n_tokens;
-  for (int i = kr_thread(); i < b.s.width.n * B; i += THREADS) {
-    const int r = i / B, token = i - r * B, d = b.s.width.from + r;
-    float *to = p.out + token * p.out_row + d;
-    const float h = layer ? *to : from_half(p.x[token * p.x_row + d]);
-    *to = slot_of(p, token) < 0 ? h : h + b.m.results[i];
+KR_DEV float stream_at(const kr_decode_plan &p, const block &b, int layer, int i) {
+  const int r = i / p.n_tokens, token = i - r * p.n_tokens, d = b.s.width.from + r;
+  return layer ? p.out[token * p.out_row + d] : from_half(p.x[token * p.x_row + d]);
+}
+
+/* first: the stream at this thread's first element. */
+KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer, float first) {
+  for (int i = kr_thread(); i < b.s.width.n * p.n_tokens; i += THREADS) {
+    const int r = i / p.n_tokens, token = i - r * p.n_tokens;
+    const float h = i == kr_thread() ? first : stream_at(p, b, layer, i);
+    p.out[token * p.out_row + b.s.width.from + r] = b.m.slots[token] < 0 ? h : h + b.m.results[i];
   }
 }
 
 /* ---- phases ---------------------------------------------------------------------------------------------------------------- */
 
-/* What the layer reads of this block's channels beside weights of products: into the L2 cache, while it waits. */
-KR_DEV void ask_for_layer(const kr_decode_plan &p, const shares &s, int layer) {
-  const int64_t e = s.channels.from, n = s.channels.n, state = p.ssm_state.is_float ? 4 : 2, conv_state = p.conv_state.is_float ? 4 : 2;
-  ask_for(p.norm.data + layer * p.norm.layer, 2 * p.width);
-  ask_for(p.conv.data + layer * p.conv.layer + e * p.conv.row, 2 * n * p.conv.row);
+/* What the layer reads of this block's channels beside weights of products, but for what is read right away: into the L2 cache. */
+KR_DEV void ask_for_layer(const kr_decode_plan &p, const block &b, int layer) {
+  const int64_t e = b.s.channels.from, n = b.s.channels.n, state = p.ssm_state.is_float ? 4 : 2;
   if (p.is_second) ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
   else ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
-  for (int token = 0; token < p.n_tokens; token++) {
-    const int slot = slot_of(p, token);
-    if (slot < 0) continue;
-    ask_for((const char *)p.ssm_state.data + state * (layer * p.ssm_state.layer + slot * p.ssm_state.slot + e * p.ssm_state.channel), state * n * p.ssm_state.channel);
-    ask_for((const char *)p.conv_state.data + conv_state * (layer * p.conv_state.layer + slot * p.conv_state.slot + e * p.conv_state.channel), conv_state * n * p.conv_state.channel);
+  for (int token = 0; token < p.n_tokens; token++)
+    if (b.m.slots[token] >= 0)
+      ask_for((const char *)p.ssm_state.data + state * (layer * p.ssm_state.layer + b.m.slots[token] * p.ssm_state.slot + e * p.ssm_state.channel), state * n * p.ssm_state.channel);
+}
+
+/* Every block has a flag, which says how many phases it has done. */
+KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
+  for (int i = kr_thread(); i < kr_grid_x(); i += THREADS) kr_await(p.done + i, n_done);
+  kr_sync();
+}
+
+template <int DEPTH, int Q8>
+KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
+  const int kind = kind_of(p, phase), layer = layer_of(p, phase), is_normed = kind == KR_DECODE_IN || (kind == KR_DECODE_OUT && p.is_second), n_done = phase - p.phase_from;
+  const dealt at = deal(p);
+  const uint16_t *norm = kind == KR_DECODE_IN ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
+  norm_weights weights;
+  if (is_normed) read_norm_weights(at, norm, kind == KR_DECODE_IN ? p.width : p.inner, weights);
+  if (kind == KR_DECODE_IN) {
+    taps t;
+    if (kr_thread() < units_of_in(p, b.s)) read_unit(p, b, layer, kr_thread(), t);
+    ask_for_layer(p, b, layer);
+    if (n_done) await_blocks(p, n_done);
+    load_normed(p, b.m, at, layer ? rows{p.out, nullptr, p.out_row} : rows{nullptr, p.x, p.x_row}, p.width, norm, weights, p.eps);
+    kr_sync();
+    product<DEPTH, Q8>(b, p, kind);
+    finish_in(p, b, layer, t);
+  } else if (kind == KR_DECODE_COLUMNS) {
+    if (n_done) await_blocks(p, n_done);
+    load_halves(p, b.m, p.u, p.inner);
+    kr_sync();
+    product<DEPTH, Q8>(b, p, kind);
+    finish_columns(p, b);
+  } else if (kind == KR_DECODE_SCAN) {
+    states v[SCANS];
+    read_scans(p, b, layer, kr_thread(), v);
+    if (n_done) await_blocks(p, n_done);
+    load_columns(p, b.m);
+    kr_sync();
+    product<DEPTH, Q8>(b, p, kind);
+    scan(p, b, layer, v);
+  } else {
+    const float stream = kr_thread() < b.s.width.n * p.n_tokens ? stream_at(p, b, layer, kr_thread()) : 0.0f;
+    if (n_done) await_blocks(p, n_done);
+    if (p.is_second) load_normed(p, b.m, at, rows{p.y, nullptr, p.inner}, p.inner, norm, weights, 1e-5f);
+    else load_halves(p, b.m, (const uint16_t *)p.y, p.inner);
+    kr_sync();
+    product<DEPTH, Q8>(b, p, kind);
+    finish_out(p, b, layer, stream);
   }
 }
 
-template <int DEPTH>
+template <int DEPTH, int Q8>
 KR_DEV void run(const kr_decode_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   KR_SHARED kr_decode_matrix every_matrix[WARPS][4]; /* a choice of parameters by number would be a copy of all in slow memory */
@@ -404,32 +576,32 @@ KR_DEV void run(const kr_decode_plan &p) {
   kr_sync_warp();
   b.s = shares{matrices, part_of(p.inner), part_of(p.n_columns), part_of(p.width)};
   unsigned char *at = shared;
-  b.m.ring = at + (kr_thread() / 32) * DEPTH * KR_DECODE_UNIT_BYTES + (kr_thread() & 31) * 16, at += WARPS * DEPTH * KR_DECODE_UNIT_BYTES;
+  b.m.ring = at + (kr_thread() / 32) * DEPTH * UNIT_BYTES(Q8), at += WARPS * DEPTH * UNIT_BYTES(Q8);
   b.m.act = at, at += p.act_bytes;
   b.m.sums = (float *)at, at += 2 * WARPS * TILE * p.n_tokens * 4;
   b.m.results = (float *)at, at += p.result_rows * p.n_tokens * 4;
-  b.m.few = (float *)at;
+  b.m.few = (float *)at, at += (WARPS + p.n_tokens * p.n_columns) * 4;
+  b.m.slots = (int *)at;
   b.c.phase = p.phase_from, b.next = 0;
-  find_product(b.c, p, b.s);
-  for (int i = 0; i < DEPTH; i++) fetch(b.c, p, b.s, b.m.ring + i * KR_DECODE_UNIT_BYTES);
+  find_product<Q8>(b.c, p, b.s);
+  for (int i = 0; i < DEPTH; i++) fetch<Q8>(b.c, p, b.s, b.m.ring + i * UNIT_BYTES(Q8));
+  if (kr_thread() < p.n_tokens) {
+    const int slot = p.slots ? p.slots[kr_thread() * p.slots_stride] : kr_thread();
+    b.m.slots[kr_thread()] = slot >= 0 && slot < p.n_slots ? slot : -1;
+  }
+  kr_sync();
   for (int phase = p.phase_from; phase < p.phase_to; phase++) {
-    const int kind = kind_of(p, phase), layer = layer_of(p, phase);
-    if (kind == KR_DECODE_IN || phase == p.phase_from) ask_for_layer(p, b.s, layer);
-    if (phase > p.phase_from) {
-      if (kr_thread() == 0) kr_await(p.arrived, (phase - p.phase_from) * kr_grid_x());
-      kr_sync();
-    }
-    load_inputs(p, b.m, kind, layer);
-    product<DEPTH>(b, p, kind);
-    if (kind == KR_DECODE_IN) finish_in(p, b, layer);
-    else if (kind == KR_DECODE_COLUMNS) finish_columns(p, b);
-    else if (kind == KR_DECODE_SCAN) scan(p, b, layer);
-    else finish_out(p, b, layer);
+    run_phase<DEPTH, Q8>(b, p, phase);
     kr_sync();
-    if (kr_thread() == 0 && phase + 1 < p.phase_to) arrive(p.arrived);
+    if (kr_thread() == 0 && phase + 1 < p.phase_to) kr_publish(p.done + kr_block_x(), phase - p.phase_from + 1);
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_12(const kr_decode_plan plan) { run<12>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_6(const kr_decode_plan plan) { run<6>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_3(const kr_decode_plan plan) { run<3>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_12(const kr_decode_plan plan) { run<12, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_6(const kr_decode_plan plan) { run<6, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_3(const kr_decode_plan plan) { run<3, 0>(plan); }
+#ifdef KR_HALF
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_9(const kr_decode_plan plan) { run<9, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_5(const kr_decode_plan plan) { run<5, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_3(const kr_decode_plan plan) { run<3, 1>(plan); }
+#endif

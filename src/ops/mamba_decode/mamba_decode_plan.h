@@ -4,15 +4,17 @@
 
 #include <stdint.h>
 
-enum { KR_DECODE_THREADS = 512, KR_DECODE_WARPS = KR_DECODE_THREADS / 32, KR_DECODE_MOST_TOKENS = 8, KR_DECODE_UNIT_BYTES = 1024 };
+enum { KR_DECODE_THREADS = 512, KR_DECODE_WARPS = KR_DECODE_THREADS / 32, KR_DECODE_MOST_TOKENS = 8, KR_DECODE_UNIT_BYTES = 1024, KR_DECODE_SCALE_BYTES = 256 };
 
 /* What a layer does between two waits for all blocks; Mamba-2 goes without COLUMNS. */
 enum { KR_DECODE_IN, KR_DECODE_COLUMNS, KR_DECODE_SCAN, KR_DECODE_OUT };
 
-/* A weight of every layer; strides in elements, inputs side by side. */
+/* A weight of every layer, inputs side by side; strides of data in bytes, of scales in elements. With scales data are 8 bits an input. */
 typedef struct kr_decode_matrix {
-  const uint16_t *data;
+  const unsigned char *data;
   int64_t layer, row;
+  const uint16_t *scales; /* NULL: 16 bits an input */
+  int64_t scales_layer, scales_row;
 } kr_decode_matrix;
 typedef struct kr_decode_halves {
   const uint16_t *data; /* NULL: absent */
@@ -24,7 +26,7 @@ typedef struct kr_decode_floats {
 } kr_decode_floats;
 typedef struct kr_decode_state {
   void *data;
-  int64_t layer, slot, channel;
+  int64_t layer, slot, channel, last; /* last: taps, or states */
   int32_t is_float, reserved;
 } kr_decode_state;
 
@@ -41,7 +43,7 @@ typedef struct kr_decode_plan {
   uint16_t *u;    /* (tokens, E): what the convolution made; of Mamba the products take it */
   float *z, *y;   /* (tokens, E); of Mamba y holds halves */
   float *columns; /* (tokens, n_columns): of Mamba r, B, C; of Mamba-2 B, C, then dt */
-  int32_t *arrived;
+  int32_t *done;  /* of each block: phases */
   float eps;
   int32_t n_tokens, n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
   int32_t phase_from, phase_to;             /* of all layers */

@@ -18,12 +18,16 @@ static double silu(double v) { return v / (1 + exp(-v)); }
 static double softplus(double v) { return v > 20 ? v : log1p(exp(v)); }
 static double of_layer(const krait_view *v, int64_t y, int64_t i) { return kr_get(v, kr_at2(v, y, i)); }
 
-/* Row r of a layer's matrix times v. */
-static double product(const krait_view *w, int64_t y, int64_t r, const double *v, int64_t K) {
+/* Row r of a layer's matrix times v; where it is absent, of its words and scales. */
+static double product_of(const krait_view *w, const krait_view *words, const krait_view *scales, int64_t y, int64_t r, const double *v, int64_t K) {
   double sum = 0;
-  for (int64_t k = 0; k < K; k++) sum += kr_get(w, kr_at3(w, y, r, k)) * v[k];
+  for (int64_t k = 0; k < K; k++) {
+    if (kr_has(w)) sum += kr_get(w, kr_at3(w, y, r, k)) * v[k];
+    else sum += kr_get(scales, kr_at3(scales, y, r, k / 32)) * (double)(int8_t)((uint32_t)kr_get_i32(words, kr_at3(words, y, r, k / 4)) >> (k % 4 * 8) & 255) * v[k];
+  }
   return sum;
 }
+#define PRODUCT(name, r, v, K) product_of(&a->name, &a->name##_words, &a->name##_scales, t->y, r, v, K)
 
 static double root_mean(const double *v, int64_t n, double eps) {
   double square = 0;
@@ -61,9 +65,9 @@ static void mix_mamba(const token *t) {
   const krait_mamba_decode_args *a = t->a;
   const double *B = t->columns + a->R, *C = B + a->N;
   for (int64_t e = 0; e < a->E; e++) t->taken[e] = convolve(t, e, t->all[e]);
-  for (int64_t r = 0; r < a->R + 2 * a->N; r++) t->columns[r] = product(&a->x_proj, t->y, r, t->taken, a->E);
+  for (int64_t r = 0; r < a->R + 2 * a->N; r++) t->columns[r] = PRODUCT(x_proj, r, t->taken, a->E);
   for (int64_t e = 0; e < a->E; e++) {
-    const double dt = softplus(product(&a->dt_proj, t->y, e, t->columns, a->R) + of_layer(&a->dt_bias, t->y, e));
+    const double dt = softplus(product_of(&a->dt_proj, NULL, NULL, t->y, e, t->columns, a->R) + of_layer(&a->dt_bias, t->y, e));
     const double y = update(t, e, dt, kr_at3(&a->A, t->y, e, 0), a->A.stride[2], B, C) + of_layer(&a->Dvec, t->y, e) * t->taken[e];
     t->out[e] = y * silu(t->all[a->E + e]);
   }
@@ -89,10 +93,10 @@ static void run_layer(const token *t) {
   const krait_mamba_decode_args *a = t->a;
   const double scale = 1 / root_mean(t->h, a->D, (double)a->eps);
   for (int64_t d = 0; d < a->D; d++) t->n[d] = t->h[d] * scale * of_layer(&a->norm_weight, t->y, d);
-  for (int64_t r = 0; r < kr_decode_rows(a); r++) t->all[r] = product(&a->in_proj, t->y, r, t->n, a->D);
-  if (kr_has(&a->x_proj)) mix_mamba(t);
+  for (int64_t r = 0; r < kr_decode_rows(a); r++) t->all[r] = PRODUCT(in_proj, r, t->n, a->D);
+  if (kr_has(&a->dt_proj)) mix_mamba(t);
   else mix_mamba2(t);
-  for (int64_t d = 0; d < a->D; d++) t->h[d] += product(&a->out_proj, t->y, d, t->out, a->E);
+  for (int64_t d = 0; d < a->D; d++) t->h[d] += PRODUCT(out_proj, d, t->out, a->E);
 }
 
 uint64_t kr_mamba_decode_ref_scratch(const krait_ctx *ctx, const void *args) {

@@ -8,6 +8,8 @@ from typing import Callable, Optional
 import torch
 from torch import Tensor
 
+from mamba_ssm.utils import whole_step
+
 GenerationOutput = namedtuple("GenerationOutput", ["sequences", "scores"])
 
 
@@ -158,10 +160,11 @@ class DecodingCGCache:
     dtype: Optional[torch.dtype] = None
     inference_params: Optional[InferenceParams] = None
     run: Optional[Callable] = None
+    whole: Optional[whole_step.WholeStep] = None
 
 
-def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2):
-    """-> run(ids, position_ids, seqlen): copies its inputs in, replays, copies the logits out."""
+def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, whole=None):
+    """-> run(ids, position_ids, seqlen): copies its inputs in, replays, copies the logits out. whole: the step as few calls, instead of the model's."""
     device = next(iter(model.parameters())).device
     ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
     position_ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
@@ -169,6 +172,8 @@ def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2):
     inference_params.seqlen_offset = max_seqlen - 1
 
     def step():
+        if whole is not None:
+            return whole(ids)
         return model(ids, position_ids=position_ids, inference_params=inference_params, num_last_tokens=1).logits
 
     side = torch.cuda.Stream()
@@ -198,10 +203,14 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, tensor_p
     dtype = dtype if dtype is not None else parameter.dtype
     fits = (cache is not None and (cache.device, cache.dtype) == (parameter.device, dtype)
             and cache.max_batch_size == batch_size and cache.max_seqlen >= max_seqlen)
+    if fits and cache.whole is not None:
+        cache.whole.refresh()
+        fits = not cache.whole.moved
     if fits:
         return cache
-    states = model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
+    whole = whole_step.WholeStep(model, batch_size, dtype) if whole_step.fits(model, batch_size) else None
+    states = whole.states() if whole else model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
     params = InferenceParams(max_seqlen=max_seqlen, max_batch_size=batch_size, seqlen_offset=seqlen_og,
                              key_value_memory_dict=states)
-    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups)
-    return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run)
+    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups, whole)
+    return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run, whole)
