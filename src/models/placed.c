@@ -167,9 +167,12 @@ int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(
     if (!isfinite(values[i]) && bad < 0) bad = i;
   }
   p->bytes += (uint64_t)n * sizeof *values;
-  const int32_t status = bad < 0 ? kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
-                                 : kr_fail(KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong",
-                                           kr_placer_label(p), name, (long long)bad);
+  const int32_t status =
+      bad < 0
+          ? kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
+          : kr_fail(KRAIT_ERR_WEIGHTS,
+                    "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong",
+                    kr_placer_label(p), name, (long long)bad);
   kr_free(values);
   return status;
 }

@@ -49,7 +49,8 @@ int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_need
 int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(double), kr_placed *to);
 /* The tensor, of this shape, in host memory; its data NULL if it is not needed and missing. */
 int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
-const kr_weight *kr_placer_look(const kr_placer *p, const char *name); /* of any shape; NULL: there is none, or values are random */
+const kr_weight *kr_placer_look(const kr_placer *p,
+                                const char *name); /* of any shape; NULL: there is none, or values are random */
 /* What the caller made; copied. */
 int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to);
 

@@ -31,9 +31,11 @@ static int32_t make_pool(kr_placer *p, int64_t edge, int32_t dtype, kr_placed *t
   const krait_view matrix = {.data = kr_zalloc((size_t)bytes), .dtype = dtype};
   KR_CHECK(matrix.data, KRAIT_ERR_NO_MEMORY, "no memory for a pooling");
   for (int64_t i = 0; i < edge * edge; i++) {
-    const int64_t y = i / edge, x = i % edge, top = y * E / edge, bottom = ((y + 1) * E + edge - 1) / edge, left = x * E / edge, right = ((x + 1) * E + edge - 1) / edge;
+    const int64_t y = i / edge, x = i % edge, top = y * E / edge, bottom = ((y + 1) * E + edge - 1) / edge,
+                  left = x * E / edge, right = ((x + 1) * E + edge - 1) / edge;
     for (int64_t k = top; k < bottom; k++)
-      for (int64_t l = left; l < right; l++) kr_put(&matrix, i * KR_VIDEOGPT_PATCHES + k * E + l, 1.0 / (double)((bottom - top) * (right - left)));
+      for (int64_t l = left; l < right; l++)
+        kr_put(&matrix, i * KR_VIDEOGPT_PATCHES + k * E + l, 1.0 / (double)((bottom - top) * (right - left)));
   }
   const int32_t status = kr_place_made(p, matrix.data, bytes, dtype, to);
   kr_free(matrix.data);
@@ -69,7 +71,8 @@ static int32_t take_sums(kr_placer *p, kr_videogpt_weights *w) {
   const int64_t C = w->clip_config.C, R = KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES, n = R * KR_VIDEOGPT_SUMS;
   float *values = kr_alloc_array((size_t)(n > C ? n : C), sizeof *values);
   KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for the choice of frames");
-  for (int64_t i = 0; i < R; i++) values[i * KR_VIDEOGPT_SUMS + i / KR_VIDEOGPT_PATCHES] = values[i * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK] = 1;
+  for (int64_t i = 0; i < R; i++)
+    values[i * KR_VIDEOGPT_SUMS + i / KR_VIDEOGPT_PATCHES] = values[i * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK] = 1;
   int32_t status = kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, &w->of_frames);
   for (int64_t i = 0; i < C; i++) values[i] = 1;
   if (status >= 0) status = kr_place_made(p, values, (uint64_t)C * sizeof *values, KRAIT_F32, &w->ones);
@@ -94,26 +97,34 @@ static int32_t take_clip(kr_placer *p, void *user) {
 
 static int32_t projector_sizes(const kr_placer *p, const char *key, int64_t *d, int64_t *K) {
   const kr_weight *w = kr_placer_look(p, key);
-  KR_CHECK(w && w->n_dims == 2, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is %s: these are not weights of Mobile-VideoGPT", kr_placer_label(p), key, w ? "no matrix" : "missing");
+  KR_CHECK(w && w->n_dims == 2, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is %s: these are not weights of Mobile-VideoGPT",
+           kr_placer_label(p), key, w ? "no matrix" : "missing");
   *d = w->shape[0], *K = w->shape[1];
   return KRAIT_OK;
 }
 
 static int32_t read_sizes(kr_videogpt *m) {
-  const json_t *root = kr_model_folder_config(m->source.folder), *chosen = json_object_get(root, "num_select_k_frames_in_chunk");
+  const json_t *root = kr_model_folder_config(m->source.folder),
+               *chosen = json_object_get(root, "num_select_k_frames_in_chunk");
   kr_videogpt_weights *w = &m->w;
   int64_t d;
-  KR_CHECK(!chosen || json_integer_value(chosen) == KR_VIDEOGPT_CHOSEN, KRAIT_ERR_WEIGHTS, "%s: config.json: num_select_k_frames_in_chunk is %lld; the model's shapes allow %d alone", kr_placer_label(&m->placer),
-           (long long)json_integer_value(chosen), KR_VIDEOGPT_CHOSEN);
+  KR_CHECK(!chosen || json_integer_value(chosen) == KR_VIDEOGPT_CHOSEN, KRAIT_ERR_WEIGHTS,
+           "%s: config.json: num_select_k_frames_in_chunk is %lld; the model's shapes allow %d alone",
+           kr_placer_label(&m->placer), (long long)json_integer_value(chosen), KR_VIDEOGPT_CHOSEN);
   m->takes_best = !json_is_false(json_object_get(root, "topK"));
   KR_TRY(projector_sizes(&m->placer, "model.image_mm_projector.mlp.mlp.0.weight", &w->d, &w->context.K));
   KR_TRY(projector_sizes(&m->placer, "model.mm_projector.mlp.mlp.0.weight", &d, &w->video.K));
   w->context.edge = KR_VIDEOGPT_CONTEXT_EDGE, w->video.edge = KR_VIDEOGPT_VIDEO_EDGE;
-  KR_TRY(kr_clip_config_read(&m->clip_placer, json_object_get(kr_model_folder_config(m->source.clip_folder), "vision_config"), &w->clip_config));
-  KR_CHECK(d == w->d && w->context.K == w->clip_config.C, KRAIT_ERR_WEIGHTS, "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not fit together", kr_placer_label(&m->placer), (long long)w->d,
-           (long long)d, (long long)w->clip_config.C);
-  KR_CHECK(w->clip_config.edge == KR_VIDEOGPT_EDGE && w->clip_config.n_layers >= 1, KRAIT_ERR_WEIGHTS, "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT wants %d x %d", kr_placer_label(&m->placer),
-           (long long)w->clip_config.edge, (long long)w->clip_config.edge, (long long)w->clip_config.n_layers, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE);
+  KR_TRY(kr_clip_config_read(&m->clip_placer,
+                             json_object_get(kr_model_folder_config(m->source.clip_folder), "vision_config"),
+                             &w->clip_config));
+  KR_CHECK(d == w->d && w->context.K == w->clip_config.C, KRAIT_ERR_WEIGHTS,
+           "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not fit together", kr_placer_label(&m->placer),
+           (long long)w->d, (long long)d, (long long)w->clip_config.C);
+  KR_CHECK(w->clip_config.edge == KR_VIDEOGPT_EDGE && w->clip_config.n_layers >= 1, KRAIT_ERR_WEIGHTS,
+           "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT wants %d x %d",
+           kr_placer_label(&m->placer), (long long)w->clip_config.edge, (long long)w->clip_config.edge,
+           (long long)w->clip_config.n_layers, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE);
   w->n_layers = w->clip_config.n_layers - 1; /* the hidden state before the last */
   return KRAIT_OK;
 }
@@ -143,7 +154,8 @@ static int32_t prepare(kr_videogpt *m) {
   KR_CHECK(m->w.clip.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->w.n_layers);
   KR_TRY(kr_placer_run(&m->clip_placer, take_clip, &m->w));
   KR_TRY(kr_placer_run(&m->placer, take_all, &m->w));
-  KR_CHECK(!m->ctx->cuda || m->w.clip.dtype == m->w.context.first.dtype, KRAIT_ERR_WEIGHTS, "%s: CLIP's weights are %s, its projector's %s; a GPU wants one type", kr_placer_label(&m->placer),
+  KR_CHECK(!m->ctx->cuda || m->w.clip.dtype == m->w.context.first.dtype, KRAIT_ERR_WEIGHTS,
+           "%s: CLIP's weights are %s, its projector's %s; a GPU wants one type", kr_placer_label(&m->placer),
            krait_dtype_name(m->w.clip.dtype), krait_dtype_name(m->w.context.first.dtype));
   KR_TRY(get_buffers(m));
   KR_TRY(kr_videogpt_record_context(m->ctx, &m->w, m->source.rows_dtype, &m->context));
@@ -191,7 +203,8 @@ static void score(const kr_videogpt *m, double *scores) {
     const float *rows = m->sums + f / KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES * KR_VIDEOGPT_SUMS;
     scores[f] = 0;
     for (int64_t r = 0; r < KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES; r++)
-      scores[f] += (double)rows[r * KR_VIDEOGPT_SUMS + f % KR_VIDEOGPT_CHUNK] / (double)rows[r * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK];
+      scores[f] += (double)rows[r * KR_VIDEOGPT_SUMS + f % KR_VIDEOGPT_CHUNK] /
+                   (double)rows[r * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK];
   }
 }
 
@@ -201,7 +214,8 @@ static void choose(const kr_videogpt *m, const double *scores, int32_t *chosen) 
     const double *of = scores + c * KR_VIDEOGPT_CHUNK;
     for (int i = 0, n = 0; i < KR_VIDEOGPT_CHUNK; i++) {
       int before = 0;
-      for (int k = 0; k < KR_VIDEOGPT_CHUNK; k++) before += (m->takes_best ? of[k] > of[i] : of[k] < of[i]) || (of[k] == of[i] && k < i);
+      for (int k = 0; k < KR_VIDEOGPT_CHUNK; k++)
+        before += (m->takes_best ? of[k] > of[i] : of[k] < of[i]) || (of[k] == of[i] && k < i);
       if (before < KR_VIDEOGPT_CHOSEN) chosen[c * KR_VIDEOGPT_CHOSEN + n++] = c * KR_VIDEOGPT_CHUNK + i;
     }
   }
@@ -214,12 +228,15 @@ int32_t kr_videogpt_look(kr_videogpt *m, const float *images, void *rows, double
   if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, patches_bytes(m)));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.in, m->patches_at));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.rows, rows));
-  for (int i = 0; i < KR_VIDEOGPT_CHUNKS; i++) KR_TRY(kr_runner_bind(m->context.runner, m->context.sums[i], m->sums_at + i * part));
+  for (int i = 0; i < KR_VIDEOGPT_CHUNKS; i++)
+    KR_TRY(kr_runner_bind(m->context.runner, m->context.sums[i], m->sums_at + i * part));
   KR_TRY(kr_runner_run(m->context.runner, NULL));
   if (m->ctx->cuda) KR_TRY(kr_block_read(m->ctx, m->sums, m->sums_at, SUMS_FLOATS * sizeof(float)));
   score(m, own);
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) {
-    KR_CHECK(isfinite(own[i]), KRAIT_ERR_WEIGHTS, "%s: the score of frame %d is not finite: the weights are damaged, or their training went wrong", kr_placer_label(&m->placer), i);
+    KR_CHECK(isfinite(own[i]), KRAIT_ERR_WEIGHTS,
+             "%s: the score of frame %d is not finite: the weights are damaged, or their training went wrong",
+             kr_placer_label(&m->placer), i);
     if (scores) scores[i] = own[i];
   }
   choose(m, own, chosen);

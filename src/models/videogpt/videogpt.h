@@ -1,4 +1,5 @@
-/* videogpt.h: Mobile-VideoGPT (MODEL.md) between its towers and its language model: which frames count, and the rows that stand for the film in the prompt. */
+/* videogpt.h: Mobile-VideoGPT (MODEL.md) between its towers and its language model: which frames count, and the rows
+ * that stand for the film in the prompt. */
 #ifndef KR_VIDEOGPT_H
 #define KR_VIDEOGPT_H
 
@@ -10,9 +11,9 @@ enum {
   KR_VIDEOGPT_IMAGES = 16, /* of a film, missing ones zero */
   KR_VIDEOGPT_CHUNK = 8,   /* frames that are weighed against each other */
   KR_VIDEOGPT_CHUNKS = KR_VIDEOGPT_IMAGES / KR_VIDEOGPT_CHUNK,
-  KR_VIDEOGPT_CHOSEN = 4,  /* of a chunk */
+  KR_VIDEOGPT_CHOSEN = 4, /* of a chunk */
   KR_VIDEOGPT_T = KR_VIDEOGPT_CHUNKS * KR_VIDEOGPT_CHOSEN,
-  KR_VIDEOGPT_EDGE = 14,   /* patches along a side, of both towers */
+  KR_VIDEOGPT_EDGE = 14, /* patches along a side, of both towers */
   KR_VIDEOGPT_PATCHES = KR_VIDEOGPT_EDGE * KR_VIDEOGPT_EDGE,
   KR_VIDEOGPT_CONTEXT_EDGE = 12, /* after pooling */
   KR_VIDEOGPT_VIDEO_EDGE = 7,
@@ -22,11 +23,11 @@ enum {
 };
 
 typedef struct kr_projector {
-  int64_t K;                         /* width of what it takes */
-  int64_t edge;                      /* of what it gives */
+  int64_t K;    /* width of what it takes */
+  int64_t edge; /* of what it gives */
   kr_placed first, first_bias, second, second_bias;
-  kr_placed taps, taps_bias;         /* (9, d) float32, the identity in the middle one; (d) */
-  kr_placed pool;                    /* (edge^2, PATCHES) */
+  kr_placed taps, taps_bias; /* (9, d) float32, the identity in the middle one; (d) */
+  kr_placed pool;            /* (edge^2, PATCHES) */
 } kr_projector;
 
 typedef struct kr_videogpt_weights {
@@ -35,8 +36,9 @@ typedef struct kr_videogpt_weights {
   int64_t n_layers; /* of CLIP, that run */
   int64_t d;        /* width of the language model */
   kr_projector context, video;
-  kr_placed frame_pool;        /* (VIDEO_EDGE^2, PATCHES): as video.pool */
-  kr_placed ones, of_frames;   /* (C, 1) and (CHUNK PATCHES, 16) float32: 1 in the column of a row's frame, and in column CHUNK */
+  kr_placed frame_pool; /* (VIDEO_EDGE^2, PATCHES): as video.pool */
+  kr_placed ones,
+      of_frames; /* (C, 1) and (CHUNK PATCHES, 16) float32: 1 in the column of a row's frame, and in column CHUNK */
 } kr_videogpt_weights;
 
 enum { KR_VIDEOGPT_SUMS = 16 }; /* columns of of_frames */
@@ -45,8 +47,8 @@ enum { KR_VIDEOGPT_SUMS = 16 }; /* columns of of_frames */
 typedef struct kr_videogpt_graph {
   kr_graph *g;
   kr_runner *runner;
-  kr_tensor in, rows;                   /* patches, or tokens of the video tower; rows of the language model */
-  kr_tensor sums[KR_VIDEOGPT_CHUNKS];   /* (CHUNK PATCHES, SUMS) float32 */
+  kr_tensor in, rows;                 /* patches, or tokens of the video tower; rows of the language model */
+  kr_tensor sums[KR_VIDEOGPT_CHUNKS]; /* (CHUNK PATCHES, SUMS) float32 */
 } kr_videogpt_graph;
 
 /* ---- the model ---- */
@@ -63,14 +65,17 @@ int64_t kr_videogpt_side(const kr_videogpt *model);  /* pixels of CLIP's picture
 int64_t kr_videogpt_width(const kr_videogpt *model); /* of the video tower's tokens */
 int64_t kr_videogpt_d(const kr_videogpt *model);
 
-/* images (IMAGES,3,side,side), as CLIP takes them. rows: where the context computes, (ROWS, d); the first CONTEXT_ROWS are written. scores (IMAGES) of the frames, chosen (T) of them in
- * order; scores may be NULL. */
+/* images (IMAGES,3,side,side), as CLIP takes them. rows: where the context computes, (ROWS, d); the first CONTEXT_ROWS
+ * are written. scores (IMAGES) of the frames, chosen (T) of them in order; scores may be NULL. */
 int32_t kr_videogpt_look(kr_videogpt *model, const float *images, void *rows, double *scores, int32_t *chosen);
-/* tokens: where the context computes, (1 + T PATCHES, width) float32 of the chosen frames. The last VIDEO_ROWS of rows are written. */
+/* tokens: where the context computes, (1 + T PATCHES, width) float32 of the chosen frames. The last VIDEO_ROWS of rows
+ * are written. */
 int32_t kr_videogpt_watch(kr_videogpt *model, const float *tokens, void *rows);
 
 /* ---- graphs (videogpt_graph.c) ---- */
-int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype, kr_videogpt_graph *to);
-int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype, kr_videogpt_graph *to);
+int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype,
+                                   kr_videogpt_graph *to);
+int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype,
+                                 kr_videogpt_graph *to);
 
 #endif

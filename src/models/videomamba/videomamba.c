@@ -20,8 +20,8 @@ struct kr_videomamba {
   int is_image; /* weights of one picture: no times */
   kr_vm_graph graph;
   kr_runner *runner;
-  float *patches;                               /* in host memory */
-  float *patches_at, *tokens_at, *logits_at;    /* where the context computes; on a CPU patches_at is patches */
+  float *patches;                            /* in host memory */
+  float *patches_at, *tokens_at, *logits_at; /* where the context computes; on a CPU patches_at is patches */
 };
 
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *m) { return &m->c; }
@@ -33,10 +33,12 @@ static const kr_weight *find(const kr_videomamba *m, const char *name) { return 
 static int32_t dims_of(const kr_videomamba *m, const char *name, int32_t n_dims, int64_t *dims) {
   const kr_weight *w = find(m, name);
   KR_CHECK(w, KRAIT_ERR_WEIGHTS, "tensor '%s' is missing: these are not weights of VideoMamba", name);
-  KR_CHECK(w->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "tensor '%s' has %d dimensions, VideoMamba wants %d", name, w->n_dims, n_dims);
+  KR_CHECK(w->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "tensor '%s' has %d dimensions, VideoMamba wants %d", name,
+           w->n_dims, n_dims);
   for (int32_t i = 0; i < n_dims; i++) {
     dims[i] = w->shape[i];
-    KR_CHECK(dims[i] >= 1 && dims[i] <= 1 << 20, KRAIT_ERR_WEIGHTS, "tensor '%s': dimension %d is %lld", name, i, (long long)dims[i]);
+    KR_CHECK(dims[i] >= 1 && dims[i] <= 1 << 20, KRAIT_ERR_WEIGHTS, "tensor '%s': dimension %d is %lld", name, i,
+             (long long)dims[i]);
   }
   return KRAIT_OK;
 }
@@ -66,9 +68,10 @@ static int32_t read_config(kr_videomamba *m) {
     c->n_classes = head[0];
   }
   const int64_t edge = (int64_t)llround(sqrt((double)(places[1] - 1)));
-  KR_CHECK(embed[2] == 1, KRAIT_ERR_UNSUPPORTED, "patches of %lld frames each (tubelets) are not supported, only of one", (long long)embed[2]);
-  KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == places[1] - 1, KRAIT_ERR_WEIGHTS, "%lld places for square frames of square patches in three colours are none",
-           (long long)places[1] - 1);
+  KR_CHECK(embed[2] == 1, KRAIT_ERR_UNSUPPORTED,
+           "patches of %lld frames each (tubelets) are not supported, only of one", (long long)embed[2]);
+  KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == places[1] - 1, KRAIT_ERR_WEIGHTS,
+           "%lld places for square frames of square patches in three colours are none", (long long)places[1] - 1);
   c->patch = embed[3], c->side = edge * c->patch, c->T = times[1], c->D = embed[0], c->n_layers = count_layers(m);
   c->Di = A[0], c->N = A[1], c->R = dt[1], c->W = conv[2];
   return KRAIT_OK;
@@ -78,7 +81,8 @@ static int32_t read_config(kr_videomamba *m) {
 
 static double decay(double x) { return -exp(x); }
 
-/* pos_embed + cls_token for the first token; pos_embed of its patch + temporal_pos_embedding of its frame for the others. */
+/* pos_embed + cls_token for the first token; pos_embed of its patch + temporal_pos_embedding of its frame for the
+ * others. */
 static int32_t take_places(kr_videomamba *m, kr_placer *p) {
   const kr_videomamba_config *c = &m->c;
   const int64_t L = kr_videomamba_tokens(c), n = (L - 1) / c->T;
@@ -107,7 +111,8 @@ static int32_t take_scan(kr_videomamba *m, kr_placer *p, int64_t layer, const ch
   char name[96];
 #define NAME(...) (snprintf(name, sizeof name, __VA_ARGS__), name)
 #define OF(key) NAME("layers.%lld.mixer." key, (long long)layer, end)
-  KR_TRY(kr_place_f32(p, NAME(*end ? "layers.%lld.mixer.A_b_log" : "layers.%lld.mixer.A_log", (long long)layer), KR_SIZES(c->Di, c->N), decay, &s->A));
+  KR_TRY(kr_place_f32(p, NAME(*end ? "layers.%lld.mixer.A_b_log" : "layers.%lld.mixer.A_log", (long long)layer),
+                      KR_SIZES(c->Di, c->N), decay, &s->A));
   KR_TRY(kr_place_f32(p, OF("D%s"), KR_SIZES(c->Di), NULL, &s->Dvec));
   KR_TRY(kr_place(p, OF("conv1d%s.weight"), 1, KR_SIZES(c->Di, 1, c->W), &s->conv));
   KR_TRY(kr_place(p, OF("conv1d%s.bias"), 1, KR_SIZES(c->Di), &s->conv_bias));
@@ -120,16 +125,20 @@ static int32_t take_layer(kr_videomamba *m, kr_placer *p, int64_t layer, kr_vm_l
   const kr_videomamba_config *c = &m->c;
   char name[96];
   KR_TRY(kr_place(p, NAME("layers.%lld.norm.weight", (long long)layer), 1, KR_SIZES(c->D), &l->norm));
-  KR_TRY(kr_place(p, NAME("layers.%lld.mixer.in_proj.weight", (long long)layer), 1, KR_SIZES(2 * c->Di, c->D), &l->in_proj));
+  KR_TRY(kr_place(p, NAME("layers.%lld.mixer.in_proj.weight", (long long)layer), 1, KR_SIZES(2 * c->Di, c->D),
+                  &l->in_proj));
   KR_TRY(take_scan(m, p, layer, "", &l->scan[0]));
   KR_TRY(take_scan(m, p, layer, "_b", &l->scan[1]));
-  return kr_place(p, NAME("layers.%lld.mixer.out_proj.weight", (long long)layer), 1, KR_SIZES(c->D, c->Di), &l->out_proj);
+  return kr_place(p, NAME("layers.%lld.mixer.out_proj.weight", (long long)layer), 1, KR_SIZES(c->D, c->Di),
+                  &l->out_proj);
 }
 
 static int32_t take_all(kr_placer *p, void *user) {
   kr_videomamba *m = user;
   const kr_videomamba_config *c = &m->c;
-  KR_TRY(kr_place(p, "patch_embed.proj.weight", 1, m->is_image ? KR_SIZES(c->D, 3, c->patch, c->patch) : KR_SIZES(c->D, 3, 1, c->patch, c->patch), &m->p.embed));
+  KR_TRY(kr_place(p, "patch_embed.proj.weight", 1,
+                  m->is_image ? KR_SIZES(c->D, 3, c->patch, c->patch) : KR_SIZES(c->D, 3, 1, c->patch, c->patch),
+                  &m->p.embed));
   KR_TRY(kr_place(p, "patch_embed.proj.bias", 1, KR_SIZES(c->D), &m->p.embed_bias));
   KR_TRY(take_places(m, p));
   for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_layer(m, p, i, &m->p.layers[i]));
@@ -140,12 +149,17 @@ static int32_t take_all(kr_placer *p, void *user) {
   return kr_place(p, "head.bias", 1, KR_SIZES(c->n_classes), &m->p.head_bias);
 }
 
-static uint64_t patches_bytes(const kr_videomamba_config *c) { return (uint64_t)((kr_videomamba_tokens(c) - 1) * 3 * c->patch * c->patch) * sizeof(float); }
-static uint64_t tokens_bytes(const kr_videomamba_config *c) { return (uint64_t)(kr_videomamba_tokens(c) * c->D) * sizeof(float); }
+static uint64_t patches_bytes(const kr_videomamba_config *c) {
+  return (uint64_t)((kr_videomamba_tokens(c) - 1) * 3 * c->patch * c->patch) * sizeof(float);
+}
+static uint64_t tokens_bytes(const kr_videomamba_config *c) {
+  return (uint64_t)(kr_videomamba_tokens(c) * c->D) * sizeof(float);
+}
 
 static int32_t get_buffers(kr_videomamba *m) {
   m->patches = kr_alloc((size_t)patches_bytes(&m->c));
-  KR_CHECK(m->patches, KRAIT_ERR_NO_MEMORY, "no memory for a clip of %lld tokens", (long long)kr_videomamba_tokens(&m->c));
+  KR_CHECK(m->patches, KRAIT_ERR_NO_MEMORY, "no memory for a clip of %lld tokens",
+           (long long)kr_videomamba_tokens(&m->c));
   m->patches_at = m->patches;
   if (m->ctx->cuda) KR_TRY(kr_block_get(m->ctx, "patches", patches_bytes(&m->c), &m->patches_at));
   KR_TRY(kr_block_get(m->ctx, "tokens", tokens_bytes(&m->c), &m->tokens_at));
@@ -155,8 +169,10 @@ static int32_t get_buffers(kr_videomamba *m) {
 /* ---- open, run, close ---- */
 
 static int32_t prepare(kr_videomamba *m, const kr_videomamba_config *given) {
-  if (given) m->c = *given;
-  else KR_TRY(read_config(m));
+  if (given)
+    m->c = *given;
+  else
+    KR_TRY(read_config(m));
   m->p.layers = kr_alloc_array((size_t)m->c.n_layers, sizeof *m->p.layers);
   KR_CHECK(m->p.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->c.n_layers);
   KR_TRY(kr_placer_run(&m->placer, take_all, m));
@@ -181,11 +197,13 @@ int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_v
   return open_model(&(kr_placer){.ctx = ctx, .weights = weights}, NULL, model);
 }
 
-int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix, kr_videomamba **model) {
+int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix,
+                                kr_videomamba **model) {
   return open_model(&(kr_placer){.ctx = ctx, .folder = folder, .prefix = prefix}, NULL, model);
 }
 
-int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype, kr_videomamba **model) {
+int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
+                                  kr_videomamba **model) {
   return open_model(&(kr_placer){.ctx = ctx, .random_type = dtype}, config, model);
 }
 
@@ -209,7 +227,8 @@ const float *kr_videomamba_tokens_at(const kr_videomamba *m) { return m->tokens_
 int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, float *tokens) {
   const kr_videomamba_config *c = &m->c;
   const int64_t area = c->side * c->side;
-  KR_CHECK(frames && (!logits || c->n_classes), KRAIT_ERR_ARGUMENT, frames ? "videomamba: these weights have no classes" : "videomamba: frames is NULL");
+  KR_CHECK(frames && (!logits || c->n_classes), KRAIT_ERR_ARGUMENT,
+           frames ? "videomamba: these weights have no classes" : "videomamba: frames is NULL");
   kr_patches_cut(frames, c->T, area, c->T * area, c->side, c->patch, m->patches);
   if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, patches_bytes(c)));
   KR_TRY(kr_runner_run(m->runner, NULL));
