@@ -127,7 +127,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
     if (strcmp(op->name, "selective_scan_bwd") == 0) n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large ones */
-    if (is_ssd && order == 2) n_multiprocessors = (int[]){16, 3}[seed & 1]; /* time is cut where units are fewer than multiprocessors; else states are handed over */
+    if (strncmp(op->name, "ssd", 3) == 0 && order == 2) n_multiprocessors = (int[]){16, 3}[seed & 1]; /* time is cut where units are fewer than multiprocessors; else states are handed over */
     fake_device(order ? MUCH : LITTLE);
     krait_ctx *ctx = open_ctx();
     kr_check_result r = check_op(ctx, op, rows[order], order, order * SECOND_START, 2.5 * (double)percent / 100, op->n_cases, print_line);
