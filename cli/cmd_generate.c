@@ -283,7 +283,7 @@ int cmd_generate(int argc, char **argv) {
   };
   const kr_verb verb = {"generate", "MODEL [-]",
                         "Goes on with a text: tokens appear as they are made, rates on standard error. MODEL is a folder with config.json, weights (safetensors, in one file or several, or "
-                        "pytorch_model.bin) and tokenizer.json, or a weights file beside the other two; Mamba, Mamba-2 and FalconMamba. '-' reads the prompt from standard input.",
+                        "pytorch_model.bin) and tokenizer.json, or a weights file beside the other two; Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
                         options, KR_N(options), 1, 2};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_settings(&s, argv + first, argc - first);

@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "foreign.h"
 #include "say.h"
 
 static const struct {
@@ -50,6 +51,7 @@ static int run_verb(int argc, char **argv) {
   for (int i = 0; i < N_VERBS; i++) {
     if (strcmp(argv[0], verbs[i].name) != 0) continue;
     kr_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
+    kr_guard_foreign(verbs[i].name, verbs[i].cannot_print);
     return kr_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
   }
   char name[64];

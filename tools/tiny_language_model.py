@@ -1,6 +1,6 @@
 """Makes a tiny language model with random weights: config.json, weights, tokenizer.json. For tests and demonstrations: what it says is meaningless.
 
-    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon] [--dtype f32|f16|bf16] [--shards N] [--seed N]
+    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon|qwen2] [--dtype f32|f16|bf16] [--shards N] [--seed N]
 
 The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Nothing but Python's own library is used."""
 import argparse
@@ -37,7 +37,26 @@ def encode(values, dtype):
     return struct.pack(f"<{len(values)}{'f' if dtype == 'f32' else 'e'}", *values)
 
 
+def qwen2_shapes(vocab):
+    yield "model.embed_tokens.weight", (vocab, D), 0.4
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        for name, rows in (("q", D), ("k", HEAD), ("v", HEAD)):
+            yield f"{at}self_attn.{name}_proj.weight", (rows, D), 0.15
+            yield f"{at}self_attn.{name}_proj.bias", (rows,), 0.1
+        yield at + "self_attn.o_proj.weight", (D, D), 0.15
+        yield at + "mlp.gate_proj.weight", (2 * D, D), 0.15
+        yield at + "mlp.up_proj.weight", (2 * D, D), 0.15
+        yield at + "mlp.down_proj.weight", (D, 2 * D), 0.15
+        yield at + "input_layernorm.weight", (D,), None
+        yield at + "post_attention_layernorm.weight", (D,), None
+    yield "model.norm.weight", (D,), None
+
+
 def shapes(kind, vocab):
+    if kind == "qwen2":
+        yield from qwen2_shapes(vocab)
+        return
     inner = 2 * D
     yield "backbone.embeddings.weight", (vocab, D), 0.4
     for i in range(LAYERS):
@@ -65,6 +84,9 @@ def shapes(kind, vocab):
 
 
 def config(kind, vocab):
+    if kind == "qwen2":
+        return {"model_type": "qwen2", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": D // HEAD, "num_key_value_heads": 1, "intermediate_size": 2 * D, "vocab_size": vocab,
+                "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
     common = {"hidden_size": D, "num_hidden_layers": LAYERS, "state_size": STATE, "conv_kernel": TAPS, "expand": 2, "vocab_size": vocab, "layer_norm_epsilon": 1e-5, "use_bias": False,
               "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
     if kind == "mamba2":
@@ -110,7 +132,7 @@ def make(folder, kind="mamba1", dtype="f32", shards=1, seed=1):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
-    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon"])
+    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon", "qwen2"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
