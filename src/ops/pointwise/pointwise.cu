@@ -2,7 +2,6 @@
  *   kr_pointwise_packs  a thread takes eight neighbours along out's innermost dimension
  *   kr_pointwise_any    a thread takes one element: any strides
  *   kr_sum_parts        a thread sums one column of KR_SUM_ROWS rows
- *   kr_sum_few          KR_SUM_LANES threads sum a column of few rows
  *   kr_sum_all          KR_SUM_LANES threads sum the parts of one column, always in the same order */
 #include "pack.cuh"
 #include "pointwise_plan.h"
@@ -90,16 +89,6 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
   int64_t offset = first * p.x.stride[0] + m * p.x.stride[1];
   for (int64_t r = 0; r < n; r++, offset += p.x.stride[0]) sum += kr_load(p.x.data, offset, p.x.dtype);
   p.partial[(int64_t)part * p.M + m] = sum;
-}
-
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_few(const kr_sum_plan p) {
-  const int lane = kr_thread() % KR_SUM_LANES;
-  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / KR_SUM_LANES) + kr_thread() / KR_SUM_LANES;
-  float sum = 0.0f;
-  for (int64_t r = lane; m < p.M && r < p.R; r += KR_SUM_LANES) sum += kr_load(p.x.data, r * p.x.stride[0] + m * p.x.stride[1], p.x.dtype);
-#pragma unroll
-  for (int d = 1; d < KR_SUM_LANES; d <<= 1) sum += kr_shuffle_xor(sum, d);
-  if (m < p.M && lane == 0) kr_store(p.out.data, m * p.out.stride[0], p.out.dtype, sum);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_plan p) {

@@ -5,7 +5,7 @@
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
 
-static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"}, sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"}, sum_few = {"pointwise", "kr_sum_few"};
+static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"}, sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"};
 
 static kr_pointwise_view view_of(const krait_view *v, const kr_walk *w, int which) {
   kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
@@ -55,10 +55,8 @@ static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tie
   const kr_sum_plan p = {a->x, a->out, a->call.scratch, a->R, a->M, parts_of(a)};
   kr_chain chain = {.n = 0};
   const uint32_t columns = KR_SUM_THREADS / KR_SUM_LANES;
-  const kr_grid few = {.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream};
-  if (a->R <= KR_SUM_ROWS) return kr_cuda_launch(ctx->cuda, tier, &sum_few, &few, &p, sizeof p);
   kr_chain_add(&chain, &sum_parts, &(kr_grid){.x = (uint32_t)((a->M + KR_SUM_THREADS - 1) / KR_SUM_THREADS * p.n_parts), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
-  kr_chain_add(&chain, &sum_all, &few, &p);
+  kr_chain_add(&chain, &sum_all, &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
