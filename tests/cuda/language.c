@@ -58,6 +58,7 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
     slots[b] = (int32_t)((b * 3 + 1) % SLOTS);
     WORKS(kr_mlm_reset(there, slots[b]));
     WORKS(kr_mlm_reset(here, slots[b]));
+    if (IS_EMULATED && b > 1) continue; /* begins with a step */
     WORKS(kr_mlm_read(there, slots[b], ids, n, 0, got));
     WORKS(kr_mlm_read(here, slots[b], ids, n, 0, want));
     assert_close("a prompt", 1, bound, most);
@@ -121,9 +122,10 @@ int main(int argc, char **argv) {
     krait_ctx_close(&cpu);
     return 77;
   }
+  const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states)};
   const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16), cmocka_unit_test(mamba_narrow_states), cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_q8), cmocka_unit_test(mamba2_narrow_states),
                                      cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba2_bfloat16)};
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);
   return failed;
