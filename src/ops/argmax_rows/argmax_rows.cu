@@ -3,7 +3,7 @@
 #include "kernel.cuh"
 #include "argmax_rows_plan.h"
 
-enum { AHEAD = 4 }; /* elements under way */
+enum { AHEAD = 16 }; /* elements under way: one row of a vocabulary is one block's */
 
 KR_DEV void take_better(float &value, int &at, float other, int other_at) {
   const int better = other_at >= 0 && (at < 0 || other > value || (other == value && other_at < at));
