@@ -77,7 +77,7 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
 }
 
 static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
-  static const int64_t batches[] = {3, SLOTS, 1}; /* up to 8 are one call */
+  static const int64_t batches[] = {3, SLOTS, 1}; /* up to 4 are one call */
   const kr_mlm_config c = config_of(mixer);
   kr_mlm *here, *there;
   double most = 0;
