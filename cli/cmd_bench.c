@@ -163,7 +163,7 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU) or the calls of a training step one by one"),
-      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
+      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's weights: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),

@@ -144,14 +144,18 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
 #define BY_ORDER(tier, type, suffix, name) {{"gemm_" tier "_" type "_kk" suffix, name}, {"gemm_" tier "_" type "_kn" suffix, name}, {"gemm_" tier "_" type "_mn" suffix, name}}
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
-/* Sixteen bits, and an order for which there are kernels. */
-static const char *refuse_halves(const krait_gemm_args *a) {
-  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
+/* An order for which there are kernels. */
+static const char *refuse_order(const krait_gemm_args *a) {
   if (!fits(a)) return too_large;
   const kr_gemm_plan p = describe(a);
   const int order = order_of(&p);
   if (order == NO_ORDER || (p.B2.data && order != ORDER_KK)) return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored (N,K)";
   return NULL;
+}
+
+static const char *refuse_halves(const krait_gemm_args *a) {
+  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
+  return refuse_order(a);
 }
 
 const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
@@ -160,13 +164,19 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 2, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_plan p = describe(args);
   plan_ampere(ctx, &p);
   return partial_bytes(&p);
+}
+
+static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel, int bn) {
+  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
+  p->partial = a->call.scratch;
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, p, p);
 }
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
@@ -176,10 +186,37 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_plan p = describe(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
-  p.partial = a->call.scratch;
-  const kr_kernel *kernel = p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order];
-  const kr_grid grid = {.x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, &p, &p);
+  return launch_ampere(ctx, a, &p, p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order], bn);
+}
+
+/* ---- ampere, float32 factors rounded to tf32 ------------------------------------------------------------------------------------ */
+
+const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (!(a->call.flags & KRAIT_GEMM_TF32)) return "the call does not allow tf32";
+  if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
+  const char *why = refuse_order(a);
+  return why ? why : kr_gemm_base_refuse(ctx, args);
+}
+
+static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 4, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_tf32(ctx, &p);
+  return partial_bytes(&p);
+}
+
+int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"), narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
+                         gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_plan p = describe(a);
+  const int bn = plan_tf32(ctx, &p), order = order_of(&p);
+  return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : &narrow[order], bn);
 }
 
 /* ---- few rows ----------------------------------------------------------------------------------------------------------------- */
