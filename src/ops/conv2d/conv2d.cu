@@ -16,13 +16,13 @@ typedef struct strip {
   int step_weight;
 } strip;
 
-/* One column of taps: inputs of rows first, first + apart, ... of H pass by. INSIDE: all of them exist. */
+/* One column of taps: inputs of rows first, first + apart, ... of H pass by, and the weights with them. INSIDE: all of the rows exist. */
 template <int N, int INSIDE>
 KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (&sum)[N]) {
   float w[N];
 #pragma unroll
   for (int o = 0; o < N; o++) w[o] = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
   for (int k = 0; k < KH + N - 1; k++) {
 #pragma unroll
     for (int o = N - 1; o > 0; o--) w[o] = w[o - 1];
@@ -41,6 +41,7 @@ KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (
   }
 }
 
+/* A thread goes down its column of n_strips strips: the rows that two of them need are still in the cache. */
 template <int N>
 KR_DEV void filter(const kr_filter_plan &p) {
   KR_DYNAMIC_SHARED(bytes);
@@ -49,8 +50,8 @@ KR_DEV void filter(const kr_filter_plan &p) {
   uint32_t block = (uint32_t)kr_block_x();
   const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
   block /= p.n_columns;
-  const int h = (int)(block % p.n_strips) * N;
-  block /= p.n_strips;
+  const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
+  block /= p.n_runs;
   const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
   for (int tap = slot; tap < taps; tap += KR_CONV_THREADS / 32) {
     const int from = p.flip ? taps - 1 - tap : tap;
@@ -58,22 +59,24 @@ KR_DEV void filter(const kr_filter_plan &p) {
   }
   kr_sync();
   if (w >= p.W || c >= p.C) return;
-  float sum[N];
   const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f;
-#pragma unroll
-  for (int o = 0; o < N; o++) sum[o] = bias;
-  const int first = h - p.PH, last = first + (p.KH + N - 2) * p.DH;
-  for (int j = 0; j < p.KW; j++) {
-    const int x = w + j * p.DW - p.PW;
-    if (x < 0 || x >= p.W) continue;
-    const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
-    if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
-    else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
-  }
   float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  for (int h = begin; h < end; h += N) {
+    float sum[N];
 #pragma unroll
-  for (int o = 0; o < N; o++)
-    if (h + o < p.H) out[(h + o) * p.out.stride[1]] = sum[o];
+    for (int o = 0; o < N; o++) sum[o] = bias;
+    const int first = h - p.PH, last = first + (p.KH + N - 2) * p.DH;
+    for (int j = 0; j < p.KW; j++) {
+      const int x = w + j * p.DW - p.PW;
+      if (x < 0 || x >= p.W) continue;
+      const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
+      if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
+      else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+      if (h + o < end) out[(h + o) * p.out.stride[1]] = sum[o];
+  }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_plan p) { filter<KR_CONV_STRIP>(p); }

@@ -36,8 +36,10 @@ uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *ar
 
 static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
   const int strip = p->DH == 1 ? KR_CONV_STRIP : 1;
-  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_strips = blocks_of(p->H, strip), p->n_channels = blocks_of(p->C, 32);
-  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_strips * p->n_channels, .block = KR_CONV_THREADS, .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float), .stream = stream};
+  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, 32);
+  const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels, runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
+  p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1), p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
+  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels, .block = KR_CONV_THREADS, .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float), .stream = stream};
   kr_chain_add(chain, strip == 1 ? &filter_one : &filter_strip, &grid, p);
 }
 

@@ -117,6 +117,7 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
   if (batch >= p.P) return;
   float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   const float *from = p.partial + (int64_t)row * p.partial_row + n;
+#pragma unroll 8
   for (int s = 0; s < p.n_splits; s++, from += (int64_t)p.P * p.M * p.partial_row) {
     const kr_float4 low = *(const kr_float4 *)from, high = *(const kr_float4 *)(from + 4);
 #pragma unroll

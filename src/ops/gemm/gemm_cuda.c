@@ -62,15 +62,16 @@ static double cost_of(const kr_gemm_plan *p, int width, int bn, int n_splits, in
   return (double)((units + n_at_once - 1) / n_at_once) * tile + sums;
 }
 
-enum { MOST_SPLITS = 32 };
+enum { MOST_SPLITS = 32, MOST_OF_FEW = 256 }; /* few tiles: a gradient of weights, whose K are all rows of a batch */
 
 /* The cheapest of the widths (0 ends them), and how often K is split. */
 static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_at_once) {
   int best_bn = widths[0], best_splits = 1;
   double best = 1e300;
-  const int may_split = !p->B2.data && p->K >= 512;
+  const int64_t tiles = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, 128) * p->P;
+  const int most_splits = p->B2.data || p->K < 512 ? 1 : tiles > 16 ? MOST_SPLITS : MOST_OF_FEW;
   for (int i = 0; widths[i]; i++)
-    for (int s = 1; s <= (may_split ? MOST_SPLITS : 1) && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
+    for (int s = 1; s <= most_splits && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
       const double cost = cost_of(p, p->B2.data ? widths[i] / 2 : widths[i], widths[i], s, stage_k, n_at_once);
       if (cost < best * 0.999) best = cost, best_bn = widths[i], best_splits = s;
     }
