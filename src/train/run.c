@@ -14,6 +14,7 @@
 #include "checkpoint.h"
 #include "clock.h"
 #include "json_text.h"
+#include "loss_plot.h"
 #include "pesq.h"
 #include "recipe.h"
 #include "status.h"
@@ -205,6 +206,12 @@ static int32_t end_epoch(run *r, int is_whole, krait_train_report *report) {
   return save(r, report->is_best);
 }
 
+static int32_t draw_losses(const run *r) {
+  char path[4096];
+  path_in(r, "log.jsonl", path, sizeof path);
+  return kr_loss_plot_write(path, r->options->plot_path);
+}
+
 static int32_t run_steps(run *r) {
   const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
   int64_t prints = 10;
@@ -227,6 +234,7 @@ static int32_t run_steps(run *r) {
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
     KR_TRY(write_log(r, &step, &report));
+    if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
     if (r->options->report) r->options->report(r->options->user, &report);
   }
   return KRAIT_OK;

@@ -35,13 +35,14 @@ with tempfile.TemporaryDirectory() as base:
         shutil.copy(DEMO / f"{side}.flac", base / side / "talk.flac")
     config = base / "small.yaml"
     config.write_text(CONFIG)
-    done = krait(*train(base / "whole", config, "--threads", "2"))
+    done = krait(*train(base / "whole", config, "--threads", "2", "--plot", base / "losses.png"))
     check(done.returncode == 0, f"train: {done}")
     lines = [json.loads(line) for line in (base / "whole" / "log.jsonl").read_text().splitlines()]
     check(len(lines) == len(done.stdout.splitlines()) >= 6, f"a line a step: {len(lines)}")
     first, last = (sum(line["total"] for line in part) / 3 for part in (lines[:3], lines[-3:]))
     check(last < 0.99 * first, f"the loss falls: {first} to {last}")
     check(any(line.get("best") for line in lines), "an epoch was the best")
+    check((base / "losses.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", "a picture of the losses")
     out = base / "out.wav"
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
