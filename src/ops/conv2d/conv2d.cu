@@ -136,12 +136,11 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
   }
 }
 
-#define FILTER_OF(KH, KW) KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_##KH##x##KW(const kr_filter_plan p) { filter_known<KH, KW>(p); }
-FILTER_OF(3, 3)
-FILTER_OF(3, 1)
-FILTER_OF(11, 1)
-FILTER_OF(23, 1)
-FILTER_OF(31, 1)
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_plan p) { filter_known<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x1(const kr_filter_plan p) { filter_known<3, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_11x1(const kr_filter_plan p) { filter_known<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_23x1(const kr_filter_plan p) { filter_known<23, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_31x1(const kr_filter_plan p) { filter_known<31, 1>(p); }
 
 /* ---- gradients of the taps ---- */
 
@@ -247,12 +246,11 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
     if (c < p.C) p.partial[((b * p.n_columns + part) * (TAPS + 1) + o) * p.C + c] = shared[o * 32 + lane];
 }
 
-#define TAPS_OF(KH, KW) KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_##KH##x##KW(const kr_taps_plan p) { sum_all_taps<KH, KW>(p); }
-TAPS_OF(3, 3)
-TAPS_OF(3, 1)
-TAPS_OF(11, 1)
-TAPS_OF(23, 1)
-TAPS_OF(31, 1)
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_plan p) { sum_all_taps<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_all_taps<3, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_all_taps<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
 
 /* 32 channels a block, a slice of the parts a warp; block_y: the tap, or the bias. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
