@@ -75,6 +75,15 @@ with tempfile.TemporaryDirectory() as base:
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
 
+    # parts that run twice instead of being kept: less memory, the same bits
+    for recompute in "01":
+        done = krait(*train(base / f"recompute{recompute}", config, "--threads", "2", "--steps", "2", f"recompute={recompute}", "--device", "cpu"))
+        check(done.returncode == 0, f"recompute={recompute}: {done}")
+    check((base / "recompute0" / "best.safetensors").read_bytes() == (base / "recompute1" / "best.safetensors").read_bytes(), "recomputation leaves the bits as they are")
+    sizes = [json.loads(krait("bench", "train", config, f"recompute={k}", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"] for k in "01"]
+    check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
+    check_error(2, "not float32 or tf32", "bench", "train", config, "precision=half")
+
     # what a step takes: no recordings are needed, and all calls are told
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")
     check(done.returncode == 0, f"bench train: {done}")
