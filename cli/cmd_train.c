@@ -34,6 +34,7 @@ int cmd_train(int argc, char **argv) {
       KR_SWITCH("resume", 0, &resume, "go on where the output's checkpoint was written"),
       KR_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000, "stop after so many steps in all (default: the configuration's epochs)"),
       KR_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000, "batches of a validation at most (default: 8)"),
+      KR_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
       KR_RUN_OPTIONS(&run),
   };
   const kr_verb verb = {"train", "[CONFIG] [NAME=VALUE | +NAME=VALUE]...",

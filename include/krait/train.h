@@ -29,6 +29,7 @@ typedef struct krait_train_options {
   void (*report)(void *user, const krait_train_report *report); /* every interval; may be NULL */
   void (*note)(void *user, const char *line);                   /* a bad file, where it begins; may be NULL, may come from another thread */
   void *user;
+  const char *plot_path;          /* a PNG of the losses, drawn anew at the end of every epoch; may be NULL */
 } krait_train_options;
 
 /* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does one that was

@@ -83,6 +83,8 @@ typedef struct kr_gradient {
 int32_t kr_graph_backward(kr_graph *g, const kr_gradient *seeds, int n_seeds, kr_gradient *wanted, int n_wanted);
 /* Before kr_graph_backward: gradients do not keep t; its calls run again, bit for bit, where they first read it. */
 void kr_graph_recompute(kr_graph *g, kr_tensor t);
+/* The same of everything that was made after tensor `from`, but `kept`: a part of the model that is run twice instead of kept. */
+void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept);
 
 /* ---- plan ---- */
 /* Rewrites (graph_rewrite.c) turn calls into fused ones, each of which computes what the calls did; by name, or "all". */
@@ -90,6 +92,7 @@ void kr_graph_rewrite_off(kr_graph *g, const char *name);
 enum {
   KR_PLAN_REFERENCE = 1, /* the reference row of each op, in host memory: tensors may be float64, ctx NULL */
   KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to look at tensors after a run */
+  KR_PLAN_TF32 = 4,      /* products of float32 may round their factors to 11 significant bits */
 };
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags);
 uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and states */

@@ -443,3 +443,9 @@ void kr_graph_recompute(kr_graph *g, kr_tensor t) {
   }
   KR_STORAGE(g, KR_PART(g, t)->storage)->again = 1;
 }
+
+void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept) {
+  if (kr_graph_status(g) < 0 || from <= 0 || kept <= 0) return;
+  for (size_t i = (size_t)KR_PART(g, from)->storage + 1; i < g->storages.n; i++)
+    if (KR_STORAGE(g, i)->home == KR_HOME_TEMP && (int32_t)i != KR_PART(g, kept)->storage) KR_STORAGE(g, i)->again = 1;
+}

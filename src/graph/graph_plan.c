@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph_rewrite.h"
+#include "op_list.h"
 #include "status.h"
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
@@ -47,6 +48,7 @@ static int32_t find_lives(kr_graph *g) {
 
 static int32_t choose_row(kr_graph *g, kr_node *node) {
   int32_t status = KRAIT_OK;
+  if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((krait_call *)node->args)->flags |= KRAIT_GEMM_TF32;
   node->row = g->flags & KR_PLAN_REFERENCE ? &node->op->rows[node->op->n_rows - 1] : kr_op_resolve(node->op, g->ctx, node->args, &status);
   if (!node->row) {
     const char *why = kr_arena_print(g->arena, "%s", krait_error_detail());

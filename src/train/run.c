@@ -14,6 +14,7 @@
 #include "checkpoint.h"
 #include "clock.h"
 #include "json_text.h"
+#include "loss_plot.h"
 #include "pesq.h"
 #include "recipe.h"
 #include "status.h"
@@ -67,12 +68,18 @@ static int32_t read_options(run *r) {
   kr_train_options *o = &r->train;
   double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
   int32_t n = 2;
+  int64_t recompute;
+  const char *precision;
   KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
   KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
   KR_TRY(kr_recipe_float(c, "weight_decay", o->weight_decay, 0, 10, &o->weight_decay));
   KR_TRY(kr_recipe_float(c, "max_grad_norm", 0, 0, 1e9, &o->clip));
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
+  KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
+  KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
+  KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT, "precision is '%s', not float32 or tf32", precision);
+  o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute;
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
   KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
@@ -199,6 +206,12 @@ static int32_t end_epoch(run *r, int is_whole, krait_train_report *report) {
   return save(r, report->is_best);
 }
 
+static int32_t draw_losses(const run *r) {
+  char path[4096];
+  path_in(r, "log.jsonl", path, sizeof path);
+  return kr_loss_plot_write(path, r->options->plot_path);
+}
+
 static int32_t run_steps(run *r) {
   const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
   int64_t prints = 10;
@@ -221,6 +234,7 @@ static int32_t run_steps(run *r) {
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
     KR_TRY(write_log(r, &step, &report));
+    if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
     if (r->options->report) r->options->report(r->options->user, &report);
   }
   return KRAIT_OK;

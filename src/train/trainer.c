@@ -152,7 +152,7 @@ static int32_t record_generator(kr_trainer *t) {
   const kr_dims plane = KR_DIMS(t->B, t->F, t->T), pairs = KR_DIMS(t->B, t->F, t->T, 2);
   const double n = (double)t->B * (double)t->F * (double)t->T;
   const kr_tensor mag = input(g, "mag", plane, t->v_mag), pha = input(g, "pha", plane, t->v_pha), com = input(g, "com", pairs, t->v_com);
-  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->v_com_in), .com = kr_graph_temp(g, KRAIT_F32, pairs)};
+  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->v_com_in), .com = kr_graph_temp(g, KRAIT_F32, pairs), .recompute = t->options.recompute};
   kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
   const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha, output(g, "wav_hat", KR_DIMS(t->B, t->N), t->v_wav_hat));
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs), d = kr_graph_temp(g, KRAIT_F32, plane);
@@ -230,12 +230,12 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(open_memory(t));
   KR_TRY(kr_graph_open(&t->g));
   KR_TRY(record_generator(t));
-  KR_TRY(kr_graph_plan(t->g, t->ctx, 0));
+  KR_TRY(kr_graph_plan(t->g, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   KR_TRY(kr_runner_open(t->g, &t->run_g));
   if (!t->options.discriminator) return KRAIT_OK;
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
-  KR_TRY(kr_graph_plan(t->d, t->ctx, 0));
+  KR_TRY(kr_graph_plan(t->d, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   return kr_runner_open(t->d, &t->run_d);
 }
 

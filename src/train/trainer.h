@@ -17,6 +17,8 @@ typedef struct kr_train_options {
   double weights[KR_TERMS]; /* of the terms in the total; the discriminator's are not read */
   int discriminator;        /* 0: without the metric term */
   int64_t accumulate;       /* batches whose gradients make one step */
+  int recompute;            /* less memory, more time: kr_pk_graph */
+  int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
 } kr_train_options;
 extern const kr_train_options kr_train_defaults; /* the published solver's */

@@ -35,13 +35,14 @@ with tempfile.TemporaryDirectory() as base:
         shutil.copy(DEMO / f"{side}.flac", base / side / "talk.flac")
     config = base / "small.yaml"
     config.write_text(CONFIG)
-    done = krait(*train(base / "whole", config, "--threads", "2"))
+    done = krait(*train(base / "whole", config, "--threads", "2", "--plot", base / "losses.png"))
     check(done.returncode == 0, f"train: {done}")
     lines = [json.loads(line) for line in (base / "whole" / "log.jsonl").read_text().splitlines()]
     check(len(lines) == len(done.stdout.splitlines()) >= 6, f"a line a step: {len(lines)}")
     first, last = (sum(line["total"] for line in part) / 3 for part in (lines[:3], lines[-3:]))
     check(last < 0.99 * first, f"the loss falls: {first} to {last}")
     check(any(line.get("best") for line in lines), "an epoch was the best")
+    check((base / "losses.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", "a picture of the losses")
     out = base / "out.wav"
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
@@ -73,6 +74,15 @@ with tempfile.TemporaryDirectory() as base:
     check_error(2, "no setting", "train", config, "frobnicate")
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
+
+    # parts that run twice instead of being kept: less memory, the same bits
+    for recompute in "01":
+        done = krait(*train(base / f"recompute{recompute}", config, "--threads", "2", "--steps", "2", f"recompute={recompute}", "--device", "cpu"))
+        check(done.returncode == 0, f"recompute={recompute}: {done}")
+    check((base / "recompute0" / "best.safetensors").read_bytes() == (base / "recompute1" / "best.safetensors").read_bytes(), "recomputation leaves the bits as they are")
+    sizes = [json.loads(krait("bench", "train", config, f"recompute={k}", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"] for k in "01"]
+    check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
+    check_error(2, "not float32 or tf32", "bench", "train", config, "precision=half")
 
     # what a step takes: no recordings are needed, and all calls are told
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")

@@ -10,7 +10,7 @@
 #include "emulator/emulator.h"
 #include "trainer.h"
 
-enum { B = 2, T = 34, FFT = 40, F = FFT / 2 + 1, PLANE = B * F * T, N = (T - 1) * FFT / 4 };
+enum { B = 2, T = 32, FFT = 40, F = FFT / 2 + 1, PLANE = B * F * T, N = (T - 1) * FFT / 4 };
 
 typedef struct side {
   krait_ctx *ctx;
@@ -116,7 +116,7 @@ static void several_steps(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
   options.accumulate = 2, options.average_decay = 0.9, options.clip = 0.5;
-  compare_steps(models[0], &options, 4);
+  compare_steps(models[0], &options, 3);
 }
 
 int main(int argc, char **argv) {

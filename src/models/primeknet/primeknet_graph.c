@@ -15,6 +15,7 @@ typedef struct maker {
   void *user;
   int64_t B, T;
   int32_t dtype;
+  int recompute;
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for ---- */
@@ -136,6 +137,12 @@ static kr_tensor matrix(const maker *m, kr_tensor weight) {
 static kr_tensor not_kept(const maker *m, kr_tensor t) {
   kr_graph_recompute(m->g, t);
   return t;
+}
+
+/* y comes from x through a part of the model that gradients may run again. */
+static kr_tensor part_of(const maker *m, kr_tensor x, kr_tensor y) {
+  if (m->recompute) kr_graph_recompute_since(m->g, x, y);
+  return y;
 }
 
 static kr_tensor channel_norm(const maker *m, kr_tensor rows, kr_tensor weight, kr_tensor bias) {
@@ -405,17 +412,23 @@ static kr_tensor block(const maker *m, int64_t b, kr_tensor x) {
 #include "primeknet_weights.def"
 #undef KR_SCOPE_block
   kr_tensor y = x;
-  for (int64_t n = 0; n < m->c->n_time; n++) y = time_network(m, b, n, attention(m, "time_stage", b, n, 1, y));
+  for (int64_t n = 0; n < m->c->n_time; n++) {
+    const kr_tensor attended = part_of(m, y, attention(m, "time_stage", b, n, 1, y));
+    y = part_of(m, attended, time_network(m, b, n, attended));
+  }
   x = add(m, "time_skip", y, multiply(m, "time_skip", x, beside(m, p.beta_t, rows)));
   y = x;
-  for (int64_t n = 0; n < m->c->n_freq; n++) y = prime_network(m, b, n, attention(m, "freq_stage", b, n, 0, y));
+  for (int64_t n = 0; n < m->c->n_freq; n++) {
+    const kr_tensor attended = part_of(m, y, attention(m, "freq_stage", b, n, 0, y));
+    y = part_of(m, attended, prime_network(m, b, n, attended));
+  }
   return add(m, "freq_skip", y, multiply(m, "freq_skip", x, beside(m, p.beta_f, rows)));
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user, kr_pk_graph *io) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims in = kr_graph_dims(g, io->com_in), plane = KR_DIMS(in.size[0], in.size[1], in.size[2]);
-  const maker m = {g, config, parameter, user, in.size[0], in.size[2], kr_graph_dtype(g, io->com_in)};
+  const maker m = {g, config, parameter, user, in.size[0], in.size[2], kr_graph_dtype(g, io->com_in), io->recompute};
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
   const kr_tensor features = new_tensor(&m, in);
   kr_graph_call(g, "features", &kr_op_to_polar, &(krait_to_polar_args){.power = 1, .re = PART(io->com_in, 0), .im = PART(io->com_in, 1), .mag = PART(features, 0), .pha = PART(features, 1)});

@@ -13,6 +13,7 @@ typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
   kr_tensor mag_in;        /* (B,F,T): made */
+  int recompute;           /* gradients keep what lies between the parts of a block, and run these again: a third of the memory for a third more time */
 } kr_pk_graph;
 
 /* Failures are the graph's. */

@@ -1,7 +1,9 @@
 /* conv2d.cu: convolutions over (B,H,W,C) (conv2d_ref.c has the equations). 32 threads side by side take 32 channels.
  *   kr_filter_strip, _one  a thread makes KR_CONV_STRIP outputs along H (or one, where taps lie apart): each input is read once for all of them, and the weights
  *                          pass by in registers
+ *   kr_filter_KHxKW        the same for the taps that models have, all of whose weights lie in registers: nothing is left but loads and multiply-adds
  *   kr_taps_many, _one     gradients of KR_CONV_TAPS taps along H (or of one): the inputs pass by in registers
+ *   kr_taps_KHxKW          of all taps at once: the gradients lie in registers, those of KR_CONV_STRIP outputs meet the inputs that pass by
  *   kr_taps_sum            adds the parts, always in the same order
  *   kr_unfold, kr_fold     a thread takes one element of out */
 #include "conv2d_plan.h"
@@ -16,13 +18,13 @@ typedef struct strip {
   int step_weight;
 } strip;
 
-/* One column of taps: inputs of rows first, first + apart, ... of H pass by. INSIDE: all of them exist. */
+/* One column of taps: inputs of rows first, first + apart, ... of H pass by, and the weights with them. INSIDE: all of the rows exist. */
 template <int N, int INSIDE>
 KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (&sum)[N]) {
   float w[N];
 #pragma unroll
   for (int o = 0; o < N; o++) w[o] = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
   for (int k = 0; k < KH + N - 1; k++) {
 #pragma unroll
     for (int o = N - 1; o > 0; o--) w[o] = w[o - 1];
@@ -41,6 +43,7 @@ KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (
   }
 }
 
+/* A thread goes down its column of n_strips strips: the rows that two of them need are still in the cache. */
 template <int N>
 KR_DEV void filter(const kr_filter_plan &p) {
   KR_DYNAMIC_SHARED(bytes);
@@ -49,8 +52,8 @@ KR_DEV void filter(const kr_filter_plan &p) {
   uint32_t block = (uint32_t)kr_block_x();
   const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
   block /= p.n_columns;
-  const int h = (int)(block % p.n_strips) * N;
-  block /= p.n_strips;
+  const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
+  block /= p.n_runs;
   const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
   for (int tap = slot; tap < taps; tap += KR_CONV_THREADS / 32) {
     const int from = p.flip ? taps - 1 - tap : tap;
@@ -58,26 +61,86 @@ KR_DEV void filter(const kr_filter_plan &p) {
   }
   kr_sync();
   if (w >= p.W || c >= p.C) return;
-  float sum[N];
   const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f;
-#pragma unroll
-  for (int o = 0; o < N; o++) sum[o] = bias;
-  const int first = h - p.PH, last = first + (p.KH + N - 2) * p.DH;
-  for (int j = 0; j < p.KW; j++) {
-    const int x = w + j * p.DW - p.PW;
-    if (x < 0 || x >= p.W) continue;
-    const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
-    if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
-    else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
-  }
   float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  for (int h = begin; h < end; h += N) {
+    float sum[N];
 #pragma unroll
-  for (int o = 0; o < N; o++)
-    if (h + o < p.H) out[(h + o) * p.out.stride[1]] = sum[o];
+    for (int o = 0; o < N; o++) sum[o] = bias;
+    const int first = h - p.PH, last = first + (p.KH + N - 2) * p.DH;
+    for (int j = 0; j < p.KW; j++) {
+      const int x = w + j * p.DW - p.PW;
+      if (x < 0 || x >= p.W) continue;
+      const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
+      if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
+      else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+      if (h + o < end) out[(h + o) * p.out.stride[1]] = sum[o];
+  }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_plan p) { filter<KR_CONV_STRIP>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_plan p) { filter<1>(p); }
+
+/* Rows first, first + 1, ... of a column, all under way at once. INSIDE: all of them exist. */
+template <int INSIDE, int N>
+KR_DEV void load_column(float (&v)[N], const float *column, int64_t step, int first, int H) {
+#pragma unroll
+  for (int k = 0; k < N; k++) v[k] = INSIDE || (first + k >= 0 && first + k < H) ? column[k * step] : 0.0f;
+}
+
+/* Taps that are known: weights in registers, DH is 1. */
+template <int KH, int KW>
+KR_DEV void filter_known(const kr_filter_plan &p) {
+  enum { N = KR_CONV_STRIP };
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5, H = (int)p.H;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
+  block /= p.n_columns;
+  const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
+  block /= p.n_runs;
+  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  if (w >= p.W || c >= p.C) return;
+  float weight[KH][KW];
+#pragma unroll
+  for (int i = 0; i < KH; i++)
+#pragma unroll
+    for (int j = 0; j < KW; j++) weight[i][j] = get(p.weight, c * p.weight.stride[0] + (p.flip ? KH - 1 - i : i) * p.weight.stride[1] + (p.flip ? KW - 1 - j : j) * p.weight.stride[2]);
+  const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f, *const in = (const float *)p.in.data + b * p.in.stride[0] + c * p.in.stride[3];
+  float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  for (int h = begin; h < end; h += N) {
+    float sum[N];
+#pragma unroll
+    for (int o = 0; o < N; o++) sum[o] = bias;
+    const int first = h - p.PH, inside = first >= 0 && first + KH + N - 2 < H;
+#pragma unroll
+    for (int j = 0; j < KW; j++) {
+      const int x = w + j * p.DW - p.PW;
+      if (x < 0 || x >= p.W) continue;
+      float v[KH + N - 1];
+      if (inside) load_column<1>(v, in + x * p.in.stride[2] + first * p.in.stride[1], p.in.stride[1], first, H);
+      else load_column<0>(v, in + x * p.in.stride[2] + first * p.in.stride[1], p.in.stride[1], first, H);
+#pragma unroll
+      for (int k = 0; k < KH + N - 1; k++) {
+        if (!inside && (first + k < 0 || first + k >= H)) continue; /* an infinite weight meets nothing outside */
+#pragma unroll
+        for (int o = 0; o < N; o++)
+          if (k >= o && k - o < KH) sum[o] = kr_fma(weight[k - o][j], v[k], sum[o]);
+      }
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+      if (h + o < end) out[(h + o) * p.out.stride[1]] = sum[o];
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_plan p) { filter_known<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x1(const kr_filter_plan p) { filter_known<3, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_11x1(const kr_filter_plan p) { filter_known<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_23x1(const kr_filter_plan p) { filter_known<23, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_31x1(const kr_filter_plan p) { filter_known<31, 1>(p); }
 
 /* ---- gradients of the taps ---- */
 
@@ -133,6 +196,61 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) { sum_taps<KR_CONV_TAPS>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
+
+/* All taps, KH along H side by side. */
+template <int KH, int KW>
+KR_DEV void sum_all_taps(const kr_taps_plan &p) {
+  enum { N = KR_CONV_STRIP, TAPS = KH * KW, SLOTS = KR_CONV_THREADS / 32 };
+  KR_SHARED float shared[(TAPS + 1) * 32];
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int part = (int)(block % p.n_columns);
+  block /= p.n_columns;
+  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
+  float sum[TAPS + 1];
+#pragma unroll
+  for (int o = 0; o <= TAPS; o++) sum[o] = 0.0f;
+  for (int w = begin + slot; w < end && c < p.C; w += SLOTS) {
+    const float *const dout = (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const float *const in = (const float *)p.x.data + b * p.x.stride[0] + c * p.x.stride[3];
+    for (int h = 0; h < H; h += N) {
+      float d[N];
+#pragma unroll
+      for (int o = 0; o < N; o++) d[o] = h + o < H ? dout[(h + o) * p.dout.stride[1]] : 0.0f;
+#pragma unroll
+      for (int o = 0; o < N; o++) sum[TAPS] += d[o];
+#pragma unroll
+      for (int j = 0; j < KW; j++) {
+        const int x = w + j * p.DW - p.PW, first = h - p.PH;
+        if (x < 0 || x >= p.W) continue;
+        float v[KH + N - 1];
+        if (first >= 0 && first + KH + N - 2 < H) load_column<1>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
+        else load_column<0>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
+#pragma unroll
+        for (int k = 0; k < KH + N - 1; k++)
+#pragma unroll
+          for (int o = 0; o < N; o++)
+            if (k >= o && k - o < KH) sum[(k - o) * KW + j] = kr_fma(d[o], v[k], sum[(k - o) * KW + j]);
+      }
+    }
+  }
+  for (int turn = 0; turn < SLOTS; turn++) { /* one slot after the other: always in the same order */
+    if (slot == turn) {
+#pragma unroll
+      for (int o = 0; o <= TAPS; o++) shared[o * 32 + lane] = (turn ? shared[o * 32 + lane] : 0.0f) + sum[o];
+    }
+    kr_sync();
+  }
+  for (int o = slot; o <= TAPS; o += SLOTS)
+    if (c < p.C) p.partial[((b * p.n_columns + part) * (TAPS + 1) + o) * p.C + c] = shared[o * 32 + lane];
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_plan p) { sum_all_taps<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_all_taps<3, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_all_taps<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
 
 /* 32 channels a block, a slice of the parts a warp; block_y: the tap, or the bias. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {

@@ -7,6 +7,18 @@
 static const kr_kernel filter_strip = {"conv2d", "kr_filter_strip"}, filter_one = {"conv2d", "kr_filter_one"}, taps_many = {"conv2d", "kr_taps_many"}, taps_few = {"conv2d", "kr_taps_few"},
                        taps_one = {"conv2d", "kr_taps_one"}, taps_sum = {"conv2d", "kr_taps_sum"}, unfold = {"conv2d", "kr_unfold"}, fold = {"conv2d", "kr_fold"};
 
+/* Kernels for taps that models have. */
+static const struct {
+  int64_t KH, KW;
+  kr_kernel filter, taps;
+} known[] = {{3, 3, {"conv2d", "kr_filter_3x3"}, {"conv2d", "kr_taps_3x3"}}, {3, 1, {"conv2d", "kr_filter_3x1"}, {"conv2d", "kr_taps_3x1"}}, {11, 1, {"conv2d", "kr_filter_11x1"}, {"conv2d", "kr_taps_11x1"}},
+             {23, 1, {"conv2d", "kr_filter_23x1"}, {"conv2d", "kr_taps_23x1"}}, {31, 1, {"conv2d", "kr_filter_31x1"}, {"conv2d", "kr_taps_31x1"}}};
+static int which_known(int64_t KH, int64_t KW, int64_t DH) {
+  for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
+    if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
+  return -1;
+}
+
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
 /* ---- depthwise convolution ---- */
@@ -36,9 +48,12 @@ uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *ar
 
 static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
   const int strip = p->DH == 1 ? KR_CONV_STRIP : 1;
-  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_strips = blocks_of(p->H, strip), p->n_channels = blocks_of(p->C, 32);
-  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_strips * p->n_channels, .block = KR_CONV_THREADS, .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float), .stream = stream};
-  kr_chain_add(chain, strip == 1 ? &filter_one : &filter_strip, &grid, p);
+  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, 32);
+  const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels, runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
+  p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1), p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
+  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels, .block = KR_CONV_THREADS, .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float), .stream = stream};
+  const int which = which_known(p->KH, p->KW, p->DH);
+  kr_chain_add(chain, which >= 0 ? &known[which].filter : strip == 1 ? &filter_one : &filter_strip, &grid, p);
 }
 
 static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -58,14 +73,15 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
                        .KW = (int32_t)a->KW, .DH = (int32_t)a->DH, .DW = (int32_t)a->DW, .PH = (int32_t)a->PH, .PW = (int32_t)a->PW};
   const int together = a->DH != 1 || a->KH == 1 ? 1 : a->KH <= 3 ? 3 : KR_CONV_TAPS;
   taps.n_columns = blocks_of(a->W, KR_CONV_COLUMNS), taps.n_groups = blocks_of(a->KH, together) * (uint32_t)a->KW, taps.n_channels = blocks_of(a->C, 32);
-  const uint32_t n_groups = kr_has(&a->dweight) ? taps.n_groups : 1;
+  const int which = which_known(a->KH, a->KW, a->DH);
+  const uint32_t n_groups = kr_has(&a->dweight) && which < 0 ? taps.n_groups : 1;
   const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels, .block = KR_CONV_THREADS, .stream = a->call.stream};
   const kr_grid sum = {.x = taps.n_channels, .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   if (kr_has(&a->dx)) add_filter(&chain, &back, a->call.stream);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     taps.n_groups = n_groups;
-    kr_chain_add(&chain, together == 1 ? &taps_one : together == 3 ? &taps_few : &taps_many, &grid, &taps);
+    kr_chain_add(&chain, which >= 0 ? &known[which].taps : together == 1 ? &taps_one : together == 3 ? &taps_few : &taps_many, &grid, &taps);
     kr_chain_add(&chain, &taps_sum, &sum, &taps);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);

@@ -9,6 +9,7 @@
 enum {
   KR_CONV_THREADS = 256,      /* 32 channels times 8 positions along W */
   KR_CONV_STRIP = 8,          /* outputs along H that a thread makes together */
+  KR_CONV_BLOCKS = 2048,      /* where there are so many, a thread makes several strips */
   KR_CONV_TAPS = 8,           /* taps along H whose gradients a thread sums together */
   KR_CONV_COLUMNS = 32,       /* positions along W of a block that sums */
   KR_CONV_MOST_TAPS = 384,    /* their weights lie in shared memory */
@@ -20,7 +21,8 @@ typedef struct kr_filter_plan {
   krait_view in, weight, bias, out;
   int64_t B, H, W, C;
   int32_t KH, KW, DH, DW, PH, PW, flip;
-  uint32_t n_columns, n_strips, n_channels; /* blocks along W, H, C; then comes B */
+  uint32_t n_columns, n_runs, n_channels; /* blocks along W, H, C; then comes B */
+  int32_t n_strips;                       /* of a block */
 } kr_filter_plan;
 
 /* partial (parts, taps + 1, C): sums of the taps, then of the bias; parts are (b, block along W). */

@@ -19,6 +19,7 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base_short_rows", KRAIT_CAP_CUDA_BASE, kr_add_norm_short_refuse, kr_add_norm_short, NULL},
     KR_CUDA_FAMILIES(KR_NORM_FAMILIES, add_norm)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_##isa, kr_add_norm_scratch_##isa},
 #include "isa.def"
@@ -27,6 +28,7 @@ static const kr_row rows[] = {
 };
 
 static const kr_row bwd_rows[] = {
+    {"cuda_base_short_rows", KRAIT_CAP_CUDA_BASE, kr_add_norm_bwd_short_refuse, kr_add_norm_bwd_short, kr_add_norm_bwd_short_scratch},
     KR_CUDA_FAMILIES(KR_NORM_FAMILIES, add_norm_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_bwd_##isa, kr_add_norm_bwd_scratch_##isa},
 #include "isa.def"

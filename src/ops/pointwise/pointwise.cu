@@ -1,8 +1,8 @@
 /* pointwise.cu: element by element, and sums over rows (pointwise_ref.c has the equations). Bound by memory.
  *   kr_pointwise_packs  a thread takes eight neighbours along out's innermost dimension
  *   kr_pointwise_any    a thread takes one element: any strides
- *   kr_sum_parts        a thread sums one column of KR_SUM_ROWS rows
- *   kr_sum_all          KR_SUM_LANES threads sum the parts of one column, always in the same order */
+ *   kr_sum_parts        a block sums some columns of a part of the rows: neighbours take neighbouring columns
+ *   kr_sum_all          a warp sums the parts of one column, always in the same order */
 #include "pack.cuh"
 #include "pointwise_plan.h"
 
@@ -82,21 +82,35 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_poin
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
-  const uint32_t part = (uint32_t)kr_block_x() % (uint32_t)p.n_parts, group = (uint32_t)kr_block_x() / (uint32_t)p.n_parts;
-  const int64_t m = (int64_t)group * KR_SUM_THREADS + kr_thread(), first = (int64_t)part * KR_SUM_ROWS, n = min64(KR_SUM_ROWS, p.R - first);
-  if (m >= p.M) return;
+  KR_SHARED float shared[KR_SUM_THREADS];
+  const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
+  const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes, rows = KR_SUM_THREADS / (int)p.lanes;
+  const int64_t m = (int64_t)group * p.lanes + lane, end = min64((part + 1) * p.rows, p.R), step = rows * p.x.stride[0];
+  int64_t r = part * p.rows + row, offset = r * p.x.stride[0] + m * p.x.stride[1];
   float sum = 0.0f;
-  int64_t offset = first * p.x.stride[0] + m * p.x.stride[1];
-  for (int64_t r = 0; r < n; r++, offset += p.x.stride[0]) sum += kr_load(p.x.data, offset, p.x.dtype);
-  p.partial[(int64_t)part * p.M + m] = sum;
+  for (; m < p.M && r + 7 * rows < end; r += 8 * rows, offset += 8 * step) {
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = kr_load(p.x.data, offset + k * step, p.x.dtype);
+#pragma unroll
+    for (int k = 0; k < 8; k++) sum += v[k];
+  }
+  for (; m < p.M && r < end; r += rows, offset += step) sum += kr_load(p.x.data, offset, p.x.dtype);
+  shared[kr_thread()] = sum;
+  for (int half = rows / 2; half > 0; half /= 2) {
+    kr_sync();
+    if (row < half) shared[kr_thread()] = sum += shared[kr_thread() + half * (int)p.lanes];
+  }
+  if (row == 0 && m < p.M) p.partial[(int64_t)part * p.M + m] = sum;
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_plan p) {
-  const int lane = kr_thread() % KR_SUM_LANES;
-  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / KR_SUM_LANES) + kr_thread() / KR_SUM_LANES;
+  const int lane = kr_thread() & 31;
+  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / 32) + kr_thread() / 32;
   float sum = 0.0f;
-  for (int64_t part = lane; m < p.M && part < p.n_parts; part += KR_SUM_LANES) sum += p.partial[part * p.M + m];
+#pragma unroll 8
+  for (int64_t part = lane; part < (m < p.M ? p.n_parts : 0); part += 32) sum += p.partial[part * p.M + m];
 #pragma unroll
-  for (int d = 1; d < KR_SUM_LANES; d <<= 1) sum += kr_shuffle_xor(sum, d);
+  for (int d = 1; d < 32; d <<= 1) sum += kr_shuffle_xor(sum, d);
   if (m < p.M && lane == 0) kr_store(p.out.data, m * p.out.stride[0], p.out.dtype, sum);
 }

@@ -48,14 +48,20 @@ uint64_t kr_pointwise_cuda_scratch(const krait_ctx *ctx, const void *args) {
 
 KR_CUDA_TIERS(pointwise, run_pointwise)
 
-static int64_t parts_of(const krait_sum_rows_args *a) { return (a->R + KR_SUM_ROWS - 1) / KR_SUM_ROWS; }
+static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
+  kr_sum_plan p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
+  while (p.lanes < KR_SUM_THREADS && p.lanes < p.M) p.lanes *= 2;
+  const int64_t least = KR_SUM_ROWS * (KR_SUM_THREADS / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
+  p.rows = even > least ? even : least, p.n_parts = (a->R + p.rows - 1) / p.rows, p.n_groups = (uint32_t)((a->M + p.lanes - 1) / p.lanes);
+  return p;
+}
 
 static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_sum_rows_args *a = args;
-  const kr_sum_plan p = {a->x, a->out, a->call.scratch, a->R, a->M, parts_of(a)};
+  const kr_sum_plan p = plan_sums(a);
   kr_chain chain = {.n = 0};
-  const uint32_t columns = KR_SUM_THREADS / KR_SUM_LANES;
-  kr_chain_add(&chain, &sum_parts, &(kr_grid){.x = (uint32_t)((a->M + KR_SUM_THREADS - 1) / KR_SUM_THREADS * p.n_parts), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
+  const uint32_t columns = KR_SUM_THREADS / 32;
+  kr_chain_add(&chain, &sum_parts, &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
   kr_chain_add(&chain, &sum_all, &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
@@ -70,7 +76,7 @@ const char *kr_sum_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
 uint64_t kr_sum_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_sum_rows_args *a = args;
   (void)ctx;
-  return kr_scratch_round((uint64_t)(parts_of(a) * a->M) * sizeof(float));
+  return kr_scratch_round((uint64_t)(plan_sums(a).n_parts * a->M) * sizeof(float));
 }
 
 KR_CUDA_TIERS(sum_rows, run_sum_rows)

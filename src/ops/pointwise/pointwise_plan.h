@@ -6,7 +6,7 @@
 
 #include "rows.h"
 
-enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, KR_SUM_ROWS = 64, KR_SUM_LANES = 8 };
+enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, KR_SUM_ROWS = 64, KR_SUM_PARTS = 1024 };
 
 typedef struct kr_pointwise_view {
   void *data; /* NULL: absent */
@@ -22,11 +22,12 @@ typedef struct kr_pointwise_plan {
   float x_scale, y_scale;
 } kr_pointwise_plan;
 
-/* Sums of KR_SUM_ROWS rows each, then the sum of these. */
+/* Sums of `rows` rows each, KR_SUM_ROWS or more a thread, then the sum of these. */
 typedef struct kr_sum_plan {
   krait_view x, out;
   float *partial; /* (n_parts, M) */
-  int64_t R, M, n_parts;
+  int64_t R, M, n_parts, rows;
+  uint32_t lanes, n_groups; /* columns of a block, a power of two; blocks along M */
 } kr_sum_plan;
 
 #endif

@@ -75,11 +75,12 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
   }
 }
 
-/* Shared memory: h (of the step before), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]. */
+/* Shared memory: h (of the step before), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; sums of some gates each: [KR_RNN_THREADS][S]. */
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H, all = p.gates * H;
-  float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S, *const U = dh + H * S;
+  float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S, *const U = dh + H * S, *const sums = U + all * S;
+  const int groups = KR_RNN_THREADS / H < all ? KR_RNN_THREADS / H : all, group = kr_thread() / H, unit = kr_thread() - group * H; /* threads of a group: a unit each */
   const int64_t b0 = (int64_t)kr_block_x() * S;
   for (int i = kr_thread(); i < 4 * H * S; i += KR_RNN_THREADS) h[i] = 0.0f;
   for (int64_t t = p.L - 1; t >= 0; t--) {
@@ -118,26 +119,39 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
       }
     }
     kr_sync();
-    for (int i = kr_thread(); i < H * S; i += KR_RNN_THREADS) { /* dh = direct + weight^T dU: neighbours take neighbouring units */
-      const int s = i / H, k = i - s * H;
-      const float *const w = (const float *)p.weight.data + k * p.weight.stride[1];
-      float sum = direct[k * S + s];
+    if (group < groups) { /* dh = direct + weight^T dU: a group takes every groups-th gate, of all sequences */
+      const float *const w = (const float *)p.weight.data + unit * p.weight.stride[1];
+      float sum[S];
+#pragma unroll
+      for (int s = 0; s < S; s++) sum[s] = 0.0f;
 #pragma unroll 8
-      for (int g = 0; g < all; g++) sum = kr_fma(w[g * p.weight.stride[0]], U[g * S + s], sum);
-      dh[k * S + s] = sum;
+      for (int g = group; g < all; g += groups) {
+        const float by = w[g * p.weight.stride[0]];
+        const kr_float4 low = *(const kr_float4 *)(U + g * S), high = *(const kr_float4 *)(U + g * S + 4);
+#pragma unroll
+        for (int s = 0; s < 4; s++) sum[s] = kr_fma(by, low.v[s], sum[s]), sum[s + 4] = kr_fma(by, high.v[s], sum[s + 4]);
+      }
+#pragma unroll
+      for (int s = 0; s < S; s++) sums[kr_thread() * S + s] = sum[s];
+    }
+    kr_sync();
+    for (int i = kr_thread(); i < H * S; i += KR_RNN_THREADS) {
+      float sum = direct[i];
+      for (int g = 0; g < groups; g++) sum += sums[g * H * S + i];
+      dh[i] = sum;
     }
   }
 }
 
 /* ---- the parameters: dweight[g][k] = sum over (b, t) of dU[g] h(t - 1)[k]; a block takes a tile of 64 x 64 of one part ---- */
 
-KR_DEV float dU_at(const kr_rnn_plan &p, int64_t row, int64_t g) {
+KR_DEV float dU_at(const kr_rnn_plan &p, uint32_t row, int64_t g) {
   if (!p.is_lstm && g >= 2 * p.H) return p.scaled[row * p.H + g - 2 * p.H];
-  const int64_t b = row / p.L;
-  return value(p.dx, b, row - b * p.L, g);
+  const uint32_t b = kr_divide(row, p.steps);
+  return value(p.dx, b, row - b * p.steps.by, g);
 }
-KR_DEV float h_before(const kr_rnn_plan &p, int64_t row, int64_t k) {
-  const int64_t b = row / p.L, t = row - b * p.L;
+KR_DEV float h_before(const kr_rnn_plan &p, uint32_t row, int64_t k) {
+  const uint32_t b = kr_divide(row, p.steps), t = row - b * p.steps.by;
   return t > 0 ? value(p.out, b, t - 1, k) : 0.0f;
 }
 
@@ -150,8 +164,8 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_plan p)
   for (int64_t r0 = first; r0 < end; r0 += KR_RNN_SUM_DEPTH) {
     for (int i = kr_thread(); i < KR_RNN_SUM_DEPTH * KR_RNN_SUM_TILE; i += KR_RNN_THREADS) {
       const int64_t r = r0 + i / KR_RNN_SUM_TILE, g = g0 + i % KR_RNN_SUM_TILE, k = k0 + i % KR_RNN_SUM_TILE;
-      left[i / KR_RNN_SUM_TILE][i % KR_RNN_SUM_TILE] = r < end && g < all ? dU_at(p, r, g) : 0.0f;
-      right[i / KR_RNN_SUM_TILE][i % KR_RNN_SUM_TILE] = r < end && k < p.H ? h_before(p, r, k) : 0.0f;
+      left[i / KR_RNN_SUM_TILE][i % KR_RNN_SUM_TILE] = r < end && g < all ? dU_at(p, (uint32_t)r, g) : 0.0f;
+      right[i / KR_RNN_SUM_TILE][i % KR_RNN_SUM_TILE] = r < end && k < p.H ? h_before(p, (uint32_t)r, k) : 0.0f;
     }
     kr_sync();
 #pragma unroll
@@ -182,7 +196,7 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_sums(const kr_rnn_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H * (p.H + 1), g = thread / (p.H + 1), k = thread - g * (p.H + 1);
   if (thread >= all) return;
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
   for (int part = 0; part < p.n_parts; part++) sum += p.partial[part * all + thread];
   if (k == p.H) {
     if (p.dbias.data) ((float *)p.dbias.data)[g * p.dbias.stride[0]] = sum;

@@ -8,12 +8,12 @@ static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"},
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
-  if (H > KR_RNN_MOST_UNITS) return "more than 192 units";
-  return B >= 1ll << 31 || (double)B * (double)L >= 2147483648.0 * 32 ? "2^31 sequences, or 2^36 steps, or more" : NULL;
+  if (H > KR_RNN_MOST_UNITS) return "more than 160 units";
+  return (double)B * (double)L >= 2147483648.0 - KR_RNN_SUM_DEPTH ? "2^31 steps or more" : NULL;
 }
 
 static kr_rnn_plan plan_of(uint32_t flags, int64_t B, int64_t L, int64_t H) {
-  kr_rnn_plan p = {.B = B, .L = L, .H = H, .is_lstm = (flags & KRAIT_RNN_LSTM) != 0, .gates = flags & KRAIT_RNN_LSTM ? 4 : 3};
+  kr_rnn_plan p = {.B = B, .L = L, .H = H, .is_lstm = (flags & KRAIT_RNN_LSTM) != 0, .gates = flags & KRAIT_RNN_LSTM ? 4 : 3, .steps = kr_divisor_of(L)};
   const int64_t n = B * L, parts = (n + 255) / 256;
   p.n_parts = (int32_t)(parts < KR_RNN_SUM_PARTS ? parts : KR_RNN_SUM_PARTS), p.rows = p.n_parts ? (n + p.n_parts - 1) / p.n_parts : 0;
   return p;
@@ -76,7 +76,7 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   lay_out(&p, a->call.scratch, 1);
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &turn, &(kr_grid){.x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
-  kr_chain_add(&chain, &back, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)((4 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
+  kr_chain_add(&chain, &back, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)(((4 + p.gates) * p.H + KR_RNN_THREADS) * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     if (p.n_parts) kr_chain_add(&chain, &products, &(kr_grid){.x = blocks_of(p.gates * p.H, KR_RNN_SUM_TILE), .y = blocks_of(p.H, KR_RNN_SUM_TILE), .z = (uint32_t)p.n_parts, .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
     kr_chain_add(&chain, &sums, &(kr_grid){.x = blocks_of(p.gates * p.H * (p.H + 1), KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);

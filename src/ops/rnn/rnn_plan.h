@@ -4,13 +4,15 @@
 
 #include <krait/ops.h>
 
+#include "rows.h"
+
 enum {
   KR_RNN_THREADS = 256,
   KR_RNN_SEQUENCES = 8,     /* of a block */
-  KR_RNN_MOST_UNITS = 192,  /* H: what 48 KiB of shared memory hold */
+  KR_RNN_MOST_UNITS = 160,  /* H: what 48 KiB of shared memory hold */
   KR_RNN_SUM_TILE = 64,     /* rows and columns of dweight that a block sums */
   KR_RNN_SUM_DEPTH = 16,    /* steps under way */
-  KR_RNN_SUM_PARTS = 64,
+  KR_RNN_SUM_PARTS = 256,
 };
 
 typedef struct kr_rnn_plan {
@@ -21,6 +23,7 @@ typedef struct kr_rnn_plan {
   float *partial; /* (n_parts, gates H, H + 1): dweight, then dbias */
   int64_t B, L, H, rows; /* rows: of B L in a part */
   int32_t gates, is_lstm, n_parts;
+  kr_divisor steps; /* L */
 } kr_rnn_plan;
 
 #endif

@@ -1,0 +1,19 @@
+/* norm_short_plan.h: what the kernels of norm_short.cu take; host and device read the same struct. */
+#ifndef KR_NORM_SHORT_PLAN_H
+#define KR_NORM_SHORT_PLAN_H
+
+#include <krait/ops.h>
+
+enum { KR_SHORT_THREADS = 256, KR_SHORT_ROWS = 4, KR_SHORT_PARTS = 1024, KR_SHORT_MOST = 128 };
+
+/* Rows of M = 4 lanes features in float32. */
+typedef struct kr_norm_short_plan {
+  const float *x, *weight, *bias, *dout; /* weight, bias: may be NULL */
+  float *out, *partial;                  /* out: or dx, may be NULL; partial: (n_parts, 2, M) */
+  krait_view dweight, dbias;
+  int64_t R, x_row, out_row, dout_row, rows; /* rows: of a part, whole turns of a block */
+  int32_t M, lanes, n_parts, rms;
+  float eps, inverse_M;
+} kr_norm_short_plan;
+
+#endif
