@@ -111,6 +111,14 @@ KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const flo
   }
 }
 
+/* Inputs before the first step, where the caller gives them. */
+KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)[5][4]) {
+#pragma unroll
+  for (int s = 0; s < 3; s++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) x[s + 2][k] = s >= 4 - p.W ? input_at(p, b, d + k, s - 3) : 0.0f;
+}
+
 /* Four channels a thread, a run of steps, the next four always on their way. x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
@@ -129,6 +137,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
     load_taps(p, d + k, w[k]);
     bias[k] = load_bias(p, d + k);
   }
+  if (p.initial.data && t0 == 0) take_initial(p, b, d, x);
 #pragma unroll 1
   for (int left = n; left > 0; left -= 4) {
 #pragma unroll
@@ -169,6 +178,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
   for (int s = 0; s < 3; s++)
 #pragma unroll
     for (int k = 0; k < 4; k++) x[s + 2][k] = quad_at(mine[s * KR_CONV_THREADS], k);
+  if (p.initial.data && t0 == 0) take_initial(p, b, d, x);
 #pragma unroll 1
   for (int t = 0; t < n; t += 4) {
     kr_copied<GROUPS - 1>();

@@ -40,8 +40,8 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (a->B * a->D * (a->L / 4 + 1) >= 1ll << 31) return "2^31 groups of four steps or more";
   const kr_conv_plan p = plan_of(a);
   if (family == ANY_ROWS) return NULL;
-  if (p.initial.data) return "initial_states";
   if (family == CHANNELS_LAST) return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.out) ? NULL : "channels do not lie together in aligned groups of four";
+  if (p.initial.data) return "initial_states";
   return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL : "rows are not of whole aligned packs of 16 bytes";
 }
 
