@@ -1,6 +1,7 @@
 """Mamba2 and Mamba2Simple: golden files, upstream's parameters, steps, packed sequences, tensor parallelism, compilation, the language model."""
 
 import copy
+import importlib
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.modules.mamba2_simple import Mamba2Simple
 from mamba_ssm.utils.generation import InferenceParams
 
+block = importlib.import_module("krait.ops.mamba2_block")  # the package's attribute of that name is the function
 _GOLDEN = refs.golden_files("mamba2")
 
 
@@ -151,6 +153,31 @@ def test_autocast_and_training(device):
         losses[-1].backward()
         optimiser.step()
     assert float(losses[-1].detach()) < float(losses[0].detach()) and all(p.grad.dtype == p.dtype for p in m.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"rmsnorm": False, "D_has_hdim": True}, {"ngroups": 2, "norm_before_gate": True, "d_ssm": 32, "bias": True}], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_call_equals_products_apart(device, monkeypatch, options, packed):
+    """What small blocks on a GPU do: the products are krait's, too; gradients of what is frozen are not computed."""
+    m = Mamba2(32, d_state=8, headdim=8, **options).to(device)
+    m.A_log.requires_grad_(False)
+    x, d = torch.randn(2, 9, 32, device=device, requires_grad=True), torch.randn(2, 9, 32, device=device)
+    seq_idx = torch.tensor([[0] * 4 + [1] * 5, [0] * 9], dtype=torch.int32, device=device) if packed else None
+    results = []
+    for is_small in (False, True):
+        monkeypatch.setattr(block, "_is_small", lambda x, w: is_small)
+        monkeypatch.setattr(block, "_known", {})
+        for _ in range(2):  # the second time calls are packed already
+            m.zero_grad()
+            x.grad = None
+            out = m(x, seq_idx=seq_idx)
+            out.backward(d)
+            assert m.A_log.grad is None
+            with torch.no_grad():
+                assert refs.relative(m(x, seq_idx=seq_idx), out) < 1e-5
+        results.append([out, x.grad, *[p.grad for p in m.parameters() if p.grad is not None]])
+    for one, other in zip(*results):
+        assert refs.relative(one, other) < 2e-3 if device == "cuda" else refs.relative(one, other) < 1e-5
 
 
 @pytest.mark.skipif(not _torch.HAS_CUSTOM_OPS, reason="this torch has no torch.library.custom_op")

@@ -1,6 +1,7 @@
 """The Mamba 2 block as one autograd node: input projection, convolution, scan, gated norm, MLP part, output projection.
 
-Both products are torch's, all that lies between them is one C call each way (mamba2_inner). Either projection may be absent. Kept for the backward
+Both products are torch's, all that lies between them is one C call each way (mamba2_inner); small blocks of 16 bits on a GPU, whose time is the
+host's, are one C call with their products. Either projection may be absent. Kept for the backward
 pass are what the products gave and took, the convolution's output and the scan's. Where code is traced the inside is one custom operator."""
 
 import math
@@ -19,6 +20,11 @@ _INPUTS = "x conv_weight conv_bias dt_bias A Dvec norm_weight initial_states seq
 _FORWARD = Operator("mamba2_inner", _INPUTS + "out final_states xBC y", Dvec=_ONE_OF_HEAD)
 _BACKWARD = Operator("mamba2_inner_bwd", _INPUTS + "xBC y dout dfinal_states dx dconv_weight dconv_bias ddt_bias dA dDvec dnorm_weight dinitial_states",
                      Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
+_WHOLE_INPUTS = "x in_proj_weight in_proj_bias conv_weight conv_bias dt_bias A Dvec norm_weight out_proj_weight out_proj_bias initial_states seq_idx "
+_WHOLE = Operator("mamba2_inner", _WHOLE_INPUTS + "out final_states zxbcdt xBC y gated", Dvec=_ONE_OF_HEAD)
+_WHOLE_BACKWARD = Operator("mamba2_inner_bwd", _WHOLE_INPUTS + "zxbcdt xBC y gated dout dfinal_states dx din_proj_weight din_proj_bias dconv_weight dconv_bias "
+                           "ddt_bias dA dDvec dnorm_weight dout_proj_weight dout_proj_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
+_MOST_OF_WHOLE = 2e10  # multiplications of a block's products, up to which it is one call: some 60 us of an H200
 _NORM_BEFORE_GATE, _LOG_A = 1, 2  # KRAIT_MAMBA2_*
 _signature = signer(13)
 _known = {}
@@ -174,15 +180,24 @@ def _check(x, w, o):
                            "(H, P), norm weight (H P), out_proj (M, d_mlp + H P); got %s, P %d, G %d, d_mlp %d" % (given, p, g, o.d_mlp))
 
 
+def _is_small(x, w):
+    if not x.is_cuda or w.in_proj is None or w.out_proj is None or not x.numel() or x.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    alike = all([t is None or t.dtype is x.dtype for t in (w.in_proj, w.in_bias, w.out_proj, w.out_bias)])
+    return alike and x.shape[0] * x.shape[1] * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_OF_WHOLE
+
+
 class _Plan:
     """What a signature decides."""
-    __slots__ = ("options", "dtype", "shape", "has_gradients", "calls")
+    __slots__ = ("options", "dtype", "shape", "has_gradients", "calls", "is_whole")
 
     def __init__(self, x, w, o, dtype):
         _check(x, w, o)
         self.options, self.dtype, self.shape = o, dtype, x.shape[:2]
         self.has_gradients = any([t is not None and t.requires_grad for t in (x, *w)])
-        self.calls = Call(_FORWARD), Call(_FORWARD)  # that keeps nothing, that keeps for the gradient
+        self.is_whole = dtype is None and _is_small(x, w)
+        operator = _WHOLE if self.is_whole else _FORWARD
+        self.calls = Call(operator), Call(operator)  # that keeps nothing, that keeps for the gradient
 
 
 def _rows(t):
@@ -197,9 +212,46 @@ def _cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
 
+def _whole_inputs(x, w, A, seq_idx):
+    return x, w.in_proj, w.in_bias, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.out_proj, w.out_bias, w.initial_states, seq_idx
+
+
+def _whole_numbers(x, w, o):
+    return dict(_numbers(x, w.conv, w.A, o), K=x.shape[2], M=w.out_proj.shape[0])
+
+
+def _flat_conv(tensors):
+    return (*tensors[:3], _matrix(tensors[3]), *tensors[4:])
+
+
+def _forward_whole(plan, keep, x, w, A, seq_idx):
+    o, call = plan.options, plan.calls[keep]
+    gated, final, xBC, y = _outputs(x, w.conv, A, w.norm, o, keep)
+    out = x.new_empty(*plan.shape, w.out_proj.shape[0])
+    zx = x.new_empty(*plan.shape, w.in_proj.shape[0]) if keep else None
+    inputs, outputs = _whole_inputs(x, w, A, seq_idx), (out, final, zx, xBC, y, gated if keep else None)
+    if call.words is None:
+        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_whole_numbers(x, w, o))
+    call.run((*inputs, *outputs))
+    return out, final, (zx, A, seq_idx, xBC, y, gated)
+
+
+def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
+    o, (zx, A, seq_idx, xBC, y, gated) = plan.options, kept
+    inputs = _whole_inputs(x, w, A, seq_idx)
+    grads = [torch.empty_like(t) if t is not None and want else None for t, want in zip(inputs[:12], wanted)]
+    call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), layout(dfinal), wanted))
+    if call.words is None:
+        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_whole_numbers(x, w, o))
+    call.run((*inputs, zx, xBC, y, gated, dout, dfinal, *grads))
+    return [*grads, None]
+
+
 def _forward(plan, keep, x, w):
     """-> (out, final states, what the backward pass takes)."""
     o, dtype = plan.options, plan.dtype
+    if plan.is_whole:
+        return _forward_whole(plan, keep, x, w, w.A if o.log_A else w.A.float(), None if w.seq_idx is None else w.seq_idx.to(torch.int32))
     zx = x
     if w.in_proj is not None:
         zx = _product(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
@@ -224,6 +276,10 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
     grads = [None] * 13
     if dout is None:
         dout = zx.new_zeros(*plan.shape, (w.out_proj.shape[0] if w.out_proj is not None else o.d_mlp + A.shape[0] * o.headdim))
+    if plan.is_whole:
+        grads = _backward_whole(plan, x, w, kept, dout, dfinal, wanted)
+        grads[6] = None if grads[6] is None else grads[6].to(w.A.dtype)
+        return grads
     if w.out_proj is not None:
         rows = _rows(dout)
         rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy what is spread out

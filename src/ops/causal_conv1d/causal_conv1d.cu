@@ -2,6 +2,7 @@
  *   kr_conv_rows   a thread makes four steps of one row of any length, alignment and stride. W up to 4
  *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one, for short calls
  *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on their way. W up to 4
+ *   kr_conv_last_ring  the same for runs of any length, of which the next steps are always on their way past the registers
  *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
  * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
@@ -150,6 +151,17 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
+/* Two steps of this thread's channels into shared memory, of which n are there. The pointer moves on. */
+KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *first, quad *second) {
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+    kr_copy_or_zero<8>(&(s ? second : first)[E == 4 ? 0 : kr_thread()], s < n ? from : (const char *)p.x.data, s < n);
+    from += p.x_step;
+    kr_one_pointer(from);
+  }
+  kr_commit_copies();
+}
+
 /* The same for 16-bit types: all inputs of the run are on their way, past the registers, before the first is used. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan p) {
   enum { GROUPS = KR_CONV_RUN / 4 }; /* of four steps; the three steps before the run are the first */
@@ -190,6 +202,40 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
       write_steps(p, w, bias, x, n - t - 2 * h, to);
     }
   }
+}
+
+/* Along longer runs, where there is more than the device holds at once. A thread reads only what it copied itself. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_plan p) {
+  enum { AHEAD = 5, PAIRS = AHEAD + 1 /* of steps; what was taken last is overwritten first */ };
+  KR_SHARED quad ring[PAIRS][2][E == 4 ? 1 : KR_CONV_THREADS];
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  if (E == 4 || b >= p.B) return;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * p.run_steps;
+  const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
+  const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t);
+  char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
+  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+  start_steps(from, p.x_step, n_before, x);
+#pragma unroll 1
+  for (int k = 0; k < AHEAD; k++) copy_pair(p, from, n - 2 * k, ring[k][0], ring[k][1]);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    load_taps(p, d + k, w[k]);
+    bias[k] = load_bias(p, d + k);
+  }
+  if (p.initial.data && t0 == 0) take_initial(p, b, d, x);
+  int take = 0;
+#pragma unroll 1
+  for (int t = 0; t < n; t += 2) {
+    kr_copied<AHEAD - 1>();
+    const quad q[2] = {ring[take][0][kr_thread()], ring[take][1][kr_thread()]};
+    const int put = take ? take - 1 : PAIRS - 1;
+    copy_pair(p, from, n - t - 2 * AHEAD, ring[put][0], ring[put][1]);
+    take = take == PAIRS - 1 ? 0 : take + 1;
+    take_steps(q, x);
+    write_steps(p, w, bias, x, n - t, to);
+  }
+  kr_copied<0>();
 }
 #endif
 

@@ -15,6 +15,7 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
   if (index % 8 == 1) { /* channels of a token side by side, as models have them */
     c->contiguous = c->channels_last = 1;
     *kr_case_size(c, "D") = 4 * kr_case_int(c, 1, 40), *kr_case_size(c, "W") = kr_case_int(c, 2, 4);
+    if (index % 16 == 9) *kr_case_size(c, "B") = 3, *kr_case_size(c, "D") = 4 * kr_case_int(c, 35, 60), *kr_case_size(c, "L") = kr_case_int(c, 150, 300); /* more than a small device holds at once */
   }
   if (is_long || index % 8 == 1) kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"), kr_case_leave_out(c, "dinitial_states");
   return KRAIT_OK;

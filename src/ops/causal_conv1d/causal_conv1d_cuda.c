@@ -5,10 +5,11 @@
 enum { CHANNELS_LAST, PACKED_ROWS, ANY_ROWS, STEP_BY_STEP };
 
 static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last"), last_far_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_far");
+static const kr_kernel last_ring_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_ring");
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole"), whole_1_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole_1");
 static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
-enum { SHORT_BLOCKS = 16 }; /* of a multiprocessor, up to which threads rather make one pack than two */
+enum { SHORT_BLOCKS = 16 /* of a multiprocessor, up to which threads rather make one pack than two */, RESIDENT = 4 /* that it holds where channels lie together */ };
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -45,12 +46,23 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL : "rows are not of whole aligned packs of 16 bytes";
 }
 
-static const kr_kernel *channels_last(kr_conv_plan *p, uint64_t tier, kr_grid *grid) {
+/* Runs as long as one wave of blocks allows. */
+static const kr_kernel *long_runs(kr_conv_plan *p, int64_t most_threads, kr_grid *grid) {
+  const int64_t runs = most_threads / p->packs_per_row.by / p->B > 0 ? most_threads / p->packs_per_row.by / p->B : 1;
+  p->run_steps = (int32_t)(((p->L + runs - 1) / runs + 3) / 4 * 4);
+  p->runs = kr_divisor_of((p->L + p->run_steps - 1) / p->run_steps);
+  grid->x = blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
+  return last_ring_kernel;
+}
+
+static const kr_kernel *channels_last(const krait_ctx *ctx, kr_conv_plan *p, uint64_t tier, kr_grid *grid) {
+  const int64_t resident = (int64_t)RESIDENT * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   p->packs_per_row = kr_divisor_of(p->D / 4);
   p->run_steps = KR_CONV_RUN, p->x_step = kr_conv_step(&p->x), p->out_step = kr_conv_step(&p->out);
   p->runs = kr_divisor_of((p->L + KR_CONV_RUN - 1) / KR_CONV_RUN);
   grid->x = blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
-  return tier == KRAIT_CAP_CUDA_AMPERE && p->x.dtype != KRAIT_F32 ? last_far_kernel : last_kernel;
+  if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32) return last_kernel;
+  return grid->x > resident && p->L < INT32_MAX / 2 ? long_runs(p, resident * KR_CONV_THREADS, grid) : last_far_kernel;
 }
 
 static const kr_kernel *packed_rows(const krait_ctx *ctx, kr_conv_plan *p, kr_grid *grid) {
@@ -80,7 +92,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   kr_conv_plan p = plan_of(a);
   kr_grid grid = {.block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
-  const kr_kernel *const kernel = family == CHANNELS_LAST ? channels_last(&p, tier, &grid) : family == PACKED_ROWS ? packed_rows(ctx, &p, &grid)
+  const kr_kernel *const kernel = family == CHANNELS_LAST ? channels_last(ctx, &p, tier, &grid) : family == PACKED_ROWS ? packed_rows(ctx, &p, &grid)
     : family == ANY_ROWS ? any_rows(&p, &grid) : step_by_step(&p, &grid);
   if (p.final.data && p.W > 1) { /* first: out may be x */
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};

@@ -213,6 +213,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_plan 
   const int64_t m = (int64_t)kr_block_x() * 32 + lane;
   const kr_norm_view &to = p.sums[which];
   float sum = 0.0f;
+#pragma unroll 8
   for (int64_t part = slice; part < p.n_parts && m < p.M; part += KR_NORM_SUM_THREADS / 32) sum += p.part[(part * p.n_sums + which) * p.M + m];
   slices[kr_thread()] = sum;
   kr_sync();
