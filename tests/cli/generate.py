@@ -236,6 +236,7 @@ def quantised():
         check(abs(got - original) < 0.03 * original, f"{kind}: q8_0 scores {got}, the original {original}")
         a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, eight))
         check(a == b, f"{kind}: q8_0 says {b!r}, its own weights {a!r}")
+    check_error(1, "holds no Mamba language model", "convert", "--quantize", "q8_0", here / "qwen2", here / "x.safetensors")
     check_error(1, "'q3' is no way to quantise", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
 

@@ -82,7 +82,9 @@ int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char 
   KR_CHECK(strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT, "'%s' is no way to quantise that krait knows; q8_0 is", format);
   KR_TRY(kr_model_folder_open(in_path, &folder));
   output o = {.arena = kr_arena_open(), .items = KR_LIST(kr_weight)};
-  const int32_t status = o.arena ? quantise(folder, out_path, &o) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
+  const int is_mamba = kr_model_folder_find(folder, "backbone.norm_f.weight") != NULL;
+  const int32_t status = !is_mamba ? kr_fail(KRAIT_ERR_UNSUPPORTED, "%s holds no Mamba language model (tensor 'backbone.norm_f.weight'); only those are quantised", in_path)
+                         : o.arena ? quantise(folder, out_path, &o) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
   if (o.arena) kr_arena_close(&o.arena);
   kr_model_folder_close(&folder);
   return status;
