@@ -188,6 +188,13 @@ def little_memory():
     check(short, "a question that is longer than the memory")
 
 
+def demonstration():
+    out = here / "demo"
+    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
+    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"looked at 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
+    check(size_of_png(out / "frames.png")[0] > 400, "make demo-video: frames.png")
+
+
 def interrupted():
     sheet = here / "never.png"
     child = subprocess.Popen([KRAIT, "describe", str(film), "-w", str(model), "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -211,5 +218,6 @@ else:
     sheets()
     refused()
     little_memory()
+    demonstration()
     interrupted()
 finish()
