@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 from run import KRAIT, check, check_error, finish, krait
 
@@ -110,6 +111,15 @@ def short_films():
     path = here / "long.avi"
     tiny_film.make(path, 400, 10, 8, 8)
     check(describe(path, "-w", model, "-n", 1)["film"]["at"] == [10 * int(i * 39 / 15) for i in range(16)], "40 seconds")
+
+
+def a_picture():
+    part = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = b"".join(b"\0" + bytes(v for x in range(60) for v in (4 * x, 5 * y, 90)) for y in range(40))
+    path = here / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">IIBBBBB", 60, 40, 8, 2, 0, 0, 0)) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b""))
+    seen = describe(path, "-w", model, "-n", 1)["film"]
+    check(seen["frames"] == 1 and seen["at"] == [0], f"a picture: {seen}")
 
 
 def sheets():
@@ -215,6 +225,7 @@ if b"need FFmpeg's libavfilter" in found.stderr:
 else:
     towers_beside(answers())
     short_films()
+    a_picture()
     sheets()
     refused()
     little_memory()
