@@ -1,4 +1,4 @@
-/* bench_generate.h: what krait bench generate times. */
+/* bench_generate.h: what krait bench generate and describe time. */
 #ifndef KR_BENCH_GENERATE_H
 #define KR_BENCH_GENERATE_H
 
@@ -12,5 +12,6 @@ typedef struct kr_bench_generate {
 } kr_bench_generate;
 
 int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *bench); /* the exit status */
+int kr_bench_describe_run(const kr_run *run, int32_t dtype, int64_t n_tokens, int as_json);
 
 #endif

@@ -155,6 +155,12 @@ static int bench_generate(const settings *s) {
   return exit_status >= 0 ? exit_status : kr_bench_generate_run(&s->run, &b);
 }
 
+static int bench_describe(const settings *s) {
+  int32_t dtype;
+  const int exit_status = kr_bench_dtype(s->dtype, &dtype);
+  return exit_status >= 0 ? exit_status : kr_bench_describe_run(&s->run, dtype, s->n_tokens, s->as_json);
+}
+
 static int bench_seedvr(const settings *s) {
   kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json};
   const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
@@ -169,13 +175,13 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
       KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip (default: 1, 21 and 121; on a CPU 1)"),
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
+      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
-      KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
+      KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
       KR_SWITCH("narrow-states", 0, &s.narrow_states, "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), the calls of a training step, or the kinds of calls of a prompt and a step of generate"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
-      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0"),
+      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
       KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
@@ -184,7 +190,7 @@ int cmd_bench(int argc, char **argv) {
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"bench", "WHAT [CONFIG] [NAME=VALUE]...",
-                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
+                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
                         "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
@@ -195,6 +201,7 @@ int cmd_bench(int argc, char **argv) {
   if (argc - first > 1) return kr_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
+  if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
   return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

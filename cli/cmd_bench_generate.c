@@ -1,9 +1,10 @@
-/* cmd_bench_generate.c: krait bench generate: a prompt and tokens with random weights of a published model's sizes, beside what memory allows. */
+/* cmd_bench_generate.c: krait bench generate and describe: a prompt and tokens with random weights of a published model's sizes, beside what memory allows. */
 #include <jansson.h>
 #include <stdio.h>
 
 #include <krait/bench.h>
 #include <krait/language.h>
+#include <krait/vision.h>
 
 #include "bench_generate.h"
 #include "say.h"
@@ -40,6 +41,34 @@ int kr_bench_generate_run(const kr_run *run, const kr_bench_generate *b) {
   exit_status = status < 0 ? kr_report("bench", status) + 1 : b->as_json ? print_json(ctx, b, &t, &limits) : print_text(b, &t, &limits);
   if (status >= 0 && b->by_kernel) status = krait_lm_kinds(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
   if (status < 0 && exit_status == 0) exit_status = kr_report("bench", status) + 1;
+  krait_ctx_close(&ctx);
+  return exit_status;
+}
+
+/* ---- describe ---- */
+
+static int print_describe(int32_t dtype, const krait_describer_timing *t) {
+  printf("describe: random weights of Mobile-VideoGPT-0.5B, %s, %.2f GB of weights\n", krait_dtype_name(dtype), (double)t->bytes * 1e-9);
+  printf("  frames to rows   %9.3f ms   both towers and projectors, from 16 decoded frames\n", t->look_s * 1e3);
+  printf("  prompt of %-6d %9.3f ms\n", t->n_prompt, t->read_s * 1e3);
+  printf("  first token after%9.3f ms\n", (t->look_s + t->read_s) * 1e3);
+  printf("  a token          %9.3f ms   %10.0f tokens/s\n", t->token_s * 1e3, 1 / t->token_s);
+  return 0;
+}
+
+static int print_describe_json(const krait_describer_timing *t) {
+  return kr_print_json("bench", json_pack("{s:i, s:o, s:o, s:o, s:o, s:I}", "prompt_tokens", t->n_prompt, "open_s", kr_json_real(t->open_s),
+                                          "look_s", kr_json_real(t->look_s), "prompt_s", kr_json_real(t->read_s), "token_s", kr_json_real(t->token_s),
+                                          "weight_bytes", (json_int_t)t->bytes), JSON_INDENT(2));
+}
+
+int kr_bench_describe_run(const kr_run *run, int32_t dtype, int64_t n_tokens, int as_json) {
+  krait_ctx *ctx = NULL;
+  krait_describer_timing t = {.size = sizeof t};
+  int exit_status = kr_run_open_ctx("bench", run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  const int32_t status = krait_describer_measure(ctx, dtype, n_tokens, &t);
+  exit_status = status < 0 ? kr_report("bench", status) + 1 : as_json ? print_describe_json(&t) : print_describe(dtype, &t);
   krait_ctx_close(&ctx);
   return exit_status;
 }

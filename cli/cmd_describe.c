@@ -136,6 +136,7 @@ int cmd_describe(int argc, char **argv) {
   const kr_outputs_rule rule = {.verb = verb.name, .read_too = &s.weights, .n_read_too = 1, .force = s.force};
   if (s.frames && (exit_status = kr_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   kr_catch_signals(verb.name);
+  kr_hush_libraries(); /* of fonts and films */
   work w = {.s = &s,
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",

@@ -58,6 +58,19 @@ KRAIT_API int32_t krait_describer_sheet(const krait_describer *describer, const 
 /* Reads film and question; the answer is drawn by krait_lm_step. A describer has one session at a time, which must be closed before it. sampling may be NULL: the likeliest token. */
 KRAIT_API int32_t krait_describer_ask(krait_describer *describer, const char *question, const krait_lm_sampling *sampling, krait_lm_session **session);
 
+/* Random weights of Mobile-VideoGPT-0.5B's sizes, for krait bench describe. */
+typedef struct krait_describer_timing {
+  uint32_t size;
+  int32_t n_prompt; /* tokens and rows */
+  double open_s;
+  double look_s;    /* from 16 decoded and resized frames to the film's rows: both towers, the choice of frames, projectors; the best of three */
+  double read_s;    /* the prompt, with its logits on the host; the best of three */
+  double token_s;   /* a token with the likeliest on the host, median */
+  uint64_t bytes;   /* of weights */
+} krait_describer_timing;
+/* dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
+KRAIT_API int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens, krait_describer_timing *timing);
+
 /* ---- SeedVR: a block of the transformer with the published sizes and random weights ---- */
 typedef struct krait_seedvr_shape {
   uint32_t size;                   /* sizeof(krait_seedvr_shape) */

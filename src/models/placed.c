@@ -7,6 +7,8 @@
 
 #include "alloc.h"
 #include "ctx.h"
+#include "half.h"
+#include "quantize.h"
 #include "status.h"
 #include "view.h"
 
@@ -124,13 +126,66 @@ static int32_t copy_host(kr_placer *p, const void *data, uint64_t bytes, const v
 }
 
 static int32_t take(kr_placer *p, const kr_weight *item, int apart, kr_placed *to) {
-  *to = (kr_placed){item->data, item->dtype};
+  *to = (kr_placed){.data = item->data, .dtype = item->dtype};
   if (!item->data) return KRAIT_OK;
   p->bytes += item->bytes;
   if (p->ctx->cuda) return copy_in(p, item->data, item->bytes, apart, &to->data);
   return p->folder ? KRAIT_OK
                    : copy_host(p, item->data, item->bytes,
                                &to->data); /* random ones: a token must read as much as it would */
+}
+
+/* A matrix that was quantised, in host memory: float16 again. */
+static int32_t widen_q8(const kr_weight *words, const kr_weight *scales, int64_t N, int64_t K, uint16_t **halves) {
+  const int64_t S = K / 32;
+  float *row = kr_alloc_array((size_t)K, sizeof *row);
+  *halves = kr_alloc_array((size_t)(N * K), sizeof **halves);
+  const int32_t status =
+      *halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
+  for (int64_t n = 0; status >= 0 && n < N; n++) {
+    kr_q8_row((const int32_t *)words->data + n * 8 * S, (const uint16_t *)scales->data + n * S, S, row);
+    for (int64_t k = 0; k < K; k++) (*halves)[n * K + k] = kr_float_to_f16(row[k]);
+  }
+  kr_free(row);
+  return status;
+}
+
+/* As it is on a CPU, float16 on a GPU. */
+static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *scales, kr_sizes want, int apart,
+                       kr_placed *to) {
+  const int64_t N = want.size[0], K = want.size[1], S = K / 32;
+  uint16_t *halves = NULL;
+  const int fits = K % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
+                   words->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
+                   scales->shape[0] == N && scales->shape[1] == S;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", kr_placer_label(p),
+           words->name, words->name, (long long)N, (long long)K);
+  if (!p->ctx->cuda) {
+    p->bytes += words->bytes + scales->bytes;
+    *to = (kr_placed){words->data, KRAIT_I32, scales->data};
+    return KRAIT_OK;
+  }
+  const kr_weight wide = {.name = words->name, .dtype = KRAIT_F16, .bytes = (uint64_t)(N * K) * sizeof *halves};
+  int32_t status = p->device ? widen_q8(words, scales, N, K, &halves) : KRAIT_OK;
+  p->bytes += wide.bytes;
+  to->dtype = KRAIT_F16;
+  if (status >= 0) status = copy_in(p, halves, wide.bytes, apart, &to->data);
+  if (status >= 0 && p->device) status = kr_cuda_wait(p->ctx->cuda, NULL);
+  if (status >= 0 && !p->device) to->data = words->data; /* only counted */
+  kr_free(halves);
+  return status;
+}
+
+static int32_t place_one(kr_placer *p, const char *name, int is_needed, kr_sizes want, int apart, kr_placed *to) {
+  char key[160], scales[168];
+  kr_weight item;
+  *to = (kr_placed){0};
+  snprintf(key, sizeof key, "%s.q8_0", name);
+  snprintf(scales, sizeof scales, "%s.scales", key);
+  const kr_weight *words = want.n == 2 ? kr_placer_look(p, key) : NULL;
+  if (words) return take_q8(p, words, kr_placer_look(p, scales), want, apart, to);
+  KR_TRY(kr_placer_find(p, name, is_needed, want, &item));
+  return take(p, &item, apart, to);
 }
 
 int32_t kr_place(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_placed *to) {
@@ -140,9 +195,7 @@ int32_t kr_place(kr_placer *p, const char *name, int is_needed, kr_sizes want, k
 int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
                       kr_placed *to) {
   for (int i = 0; i < n; i++) {
-    kr_weight item;
-    KR_TRY(kr_placer_find(p, names[i], is_needed || (i > 0 && to[0].data), want[i], &item));
-    KR_TRY(take(p, &item, i == n - 1, &to[i]));
+    KR_TRY(place_one(p, names[i], is_needed || (i > 0 && to[0].data), want[i], i == n - 1, &to[i]));
     KR_CHECK(!to[i].data || (to[0].data && to[i].dtype == to[0].dtype), KRAIT_ERR_WEIGHTS,
              "%s: tensors '%s' and '%s' must both be there, and of one type", kr_placer_label(p), names[0], names[i]);
   }

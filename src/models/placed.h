@@ -9,8 +9,9 @@
 #include "model_folder.h"
 
 typedef struct kr_placed {
-  const void *data; /* NULL: absent */
-  int32_t dtype;
+  const void *data;   /* NULL: absent */
+  int32_t dtype;      /* KRAIT_I32: words of q8_0 (quantize.h) */
+  const void *scales; /* float16; NULL: not quantised */
 } kr_placed;
 
 typedef struct kr_sizes {

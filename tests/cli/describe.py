@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 from run import KRAIT, check, check_error, finish, krait
 
@@ -112,6 +113,15 @@ def short_films():
     check(describe(path, "-w", model, "-n", 1)["film"]["at"] == [10 * int(i * 39 / 15) for i in range(16)], "40 seconds")
 
 
+def a_picture():
+    part = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = b"".join(b"\0" + bytes(v for x in range(60) for v in (4 * x, 5 * y, 90)) for y in range(40))
+    path = here / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">IIBBBBB", 60, 40, 8, 2, 0, 0, 0)) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b""))
+    seen = describe(path, "-w", model, "-n", 1)["film"]
+    check(seen["frames"] == 1 and seen["at"] == [0], f"a picture: {seen}")
+
+
 def sheets():
     sheet = here / "sheet.png"
     describe(film, "-w", model, "-n", 1, "--frames", sheet)
@@ -165,14 +175,13 @@ def refused():
     del tokens["model"]["merges"]
     (bad / "tokenizer.json").write_text(json.dumps(tokens))
     check_error(2, "has no merges", "describe", film, "-w", bad)
-    at = good.index(b"\0\0", 100000)
-    for where, words in ((b"model.mm_projector.mlp.mlp.0.bias", "is not finite"),):
-        n = struct.unpack("<Q", good[:8])[0]
-        begin = json.loads(good[8:8 + n])[where.decode()]["data_offsets"][0] + 8 + n
-        (bad / "model.safetensors").write_bytes(good[:begin] + struct.pack("<f", float("nan")) + good[begin + 4:])
-        shutil.copy(model / "tokenizer.json", bad / "tokenizer.json")
+    shutil.copy(model / "tokenizer.json", bad / "tokenizer.json")
+    n = struct.unpack("<Q", good[:8])[0]
+    for name, words in (("embeddings.patch_embedding.weight", "the score of frame 0 is not finite"), ("encoder.layers.0.mlp.fc1.bias", "is not finite at element 0")):
+        at = json.loads(good[8:8 + n])["model.image_vision_tower.vision_tower.vision_model." + name]["data_offsets"][0] + 8 + n
+        (bad / "model.safetensors").write_bytes(good[:at] + struct.pack("<f", float("nan")) + good[at + 4:])
         done = krait("describe", film, "-w", bad, "-n", 2)
-        check(done.returncode in (0, 1) and done.stderr.count(b"\n") == 1, f"a weight that is no number: {done}")
+        check(done.returncode in (1, 2) and done.stdout == b"" and done.stderr.count(b"\n") == 1 and words.encode() in done.stderr, f"{name} is no number: {done}")
 
 
 def little_memory():
@@ -186,6 +195,13 @@ def little_memory():
         if done.returncode == 0:
             break
     check(short, "a question that is longer than the memory")
+
+
+def demonstration():
+    out = here / "demo"
+    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
+    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"looked at 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
+    check(size_of_png(out / "frames.png")[0] > 400, "make demo-video: frames.png")
 
 
 def interrupted():
@@ -208,8 +224,10 @@ if b"need FFmpeg's libavfilter" in found.stderr:
 else:
     towers_beside(answers())
     short_films()
+    a_picture()
     sheets()
     refused()
     little_memory()
+    demonstration()
     interrupted()
 finish()

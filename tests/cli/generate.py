@@ -209,7 +209,7 @@ def several():
 
 def quantised():
     """The 8-bit model scores like the one whose weights are the bytes times their scales, and nearly like the original."""
-    for kind in ("mamba1", "mamba2"):
+    for kind in ("mamba1", "mamba2", "qwen2"):
         model, eight, back = here / f"{kind}-16", here / f"{kind}-8", here / f"{kind}-back"
         tiny.make(model, kind), tiny.make(eight, kind), tiny.make(back, kind)
         (eight / "model.safetensors").unlink()
@@ -228,14 +228,20 @@ def quantised():
                 tensors.append((name.removesuffix(".q8_0"), (rows, 4 * words), values))
             elif not name.endswith(".scales"):
                 tensors.append((name, item["shape"], struct.unpack(f"<{(item['data_offsets'][1] - item['data_offsets'][0]) // 4}f", part(item))))
-        check(sum(k.endswith(".q8_0") for k in header) == (7 if kind == "mamba1" else 5) and not any("in_proj.weight" == k[-14:] for k in header), f"what is quantised: {list(header)}")
+        check(sum(k.endswith(".q8_0") for k in header) == {"mamba1": 7, "mamba2": 5, "qwen2": 15}[kind] and not any("in_proj.weight" == k[-14:] for k in header), f"what is quantised: {list(header)}")
         tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
+        config = (back / "config.json").read_text()
+        (back / "config.json").write_text(config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')) # its head is a tensor of its own
         text = ("the rain in the north and a " * 20).encode()
         exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, eight, model))
         check(abs(got - exact) < 1e-5 * exact, f"{kind}: q8_0 scores {got}, its own weights {exact}")
         check(abs(got - original) < 0.03 * original, f"{kind}: q8_0 scores {got}, the original {original}")
         a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, eight))
         check(a == b, f"{kind}: q8_0 says {b!r}, its own weights {a!r}")
+    tiny.make(here / "nameless")
+    data = (here / "nameless" / "model.safetensors").read_bytes()
+    (here / "nameless" / "model.safetensors").write_bytes(data.replace(b"backbone.norm_f.weight", b"backbone.norm_g.weight"))
+    check_error(1, "Mamba and Qwen2 language models are quantised", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
     check_error(1, "'q3' is no way to quantise", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
 

@@ -10,6 +10,8 @@
 #include "view.h"
 
 static krait_ctx *ctx;
+static int32_t device = KRAIT_DEVICE_CPU;
+static double bound = 1e-5;
 static kr_weights *golden;
 static kr_model_folder *folder;
 enum { N = 24, V = 80, D = 32, N_GREEDY = 16 };
@@ -39,7 +41,7 @@ static void assert_close(const char *what, const float *got, const float *want, 
     if (!(d <= error)) error = d;
     if (fabs(want[i]) > scale) scale = fabs(want[i]);
   }
-  if (!(error <= 1e-5 * scale)) fail_msg("%s: %.3g of %.3g", what, error, scale);
+  if (!(error <= bound * scale)) fail_msg("%s: %.3g of %.3g", what, error, scale);
 }
 
 static void logits_of_a_prompt(void **state) {
@@ -66,8 +68,9 @@ static void a_greedy_continuation(void **state) {
     for (int i = 1; i < V; i++)
       if (got[i] > got[id]) id = i;
     assert_close("a step", got, (const float *)of("golden.greedy_logits") + k * V, V);
-    assert_int_equal(id, greedy[k]);
+    if (bound < 1e-4) assert_int_equal(id, greedy[k]);
     if (k) assert_int_equal(best, id);
+    id = greedy[k];
     WORKS(kr_qwen2_step(m, 1, &(int32_t){1}, &id, got, &best));
   }
   kr_qwen2_close(&m);
@@ -94,17 +97,23 @@ static void pieces_and_batches(void **state) {
 
 /* The embeddings of some tokens given as rows: the same logits. */
 static void rows_in_the_place_of_tokens(void **state) {
-  float got[V], rows[N * D] = {0};
+  float got[V], host[N * D] = {0};
+  char *rows;
   int32_t ids[N];
   const kr_weight *embedding = kr_model_folder_find(folder, "model.embed_tokens.weight");
   const krait_view table = {.data = (void *)embedding->data, .dtype = embedding->dtype};
   kr_qwen2 *m = open_model(1);
+  const krait_view values = {.data = host, .dtype = kr_qwen2_dtype(m)};
+  const uint64_t bytes = N * D * krait_dtype_bytes(values.dtype);
   (void)state;
   for (int t = 0; t < N; t++) {
     ids[t] = t >= 3 && t < 17 ? -1 : IDS[t];
-    for (int i = 0; ids[t] < 0 && i < D; i++) rows[t * D + i] = (float)kr_get(&table, (int64_t)IDS[t] * D + i);
+    for (int i = 0; ids[t] < 0 && i < D; i++) kr_put(&values, t * D + i, kr_get(&table, (int64_t)IDS[t] * D + i));
   }
+  WORKS(kr_block_get(ctx, "rows", bytes, &rows));
+  WORKS(kr_block_put(ctx, rows, host, bytes));
   WORKS(kr_qwen2_read(m, 0, ids, rows, N, 0, got));
+  kr_block_free(ctx, rows);
   assert_close("rows", got, LOGITS + (N - 1) * V, V);
   kr_qwen2_close(&m);
 }
@@ -140,7 +149,7 @@ static int begin(void **state) {
   if (kr_weights_open("tests/golden/qwen2/golden.safetensors", &golden) < 0 ||
       kr_model_folder_open("tests/golden/qwen2", &folder) < 0)
     return -1;
-  return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
+  return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx);
 }
 
 static int end(void **state) {
@@ -151,7 +160,9 @@ static int end(void **state) {
   return 0;
 }
 
-int main(void) {
+/* On a GPU, whose activations are bfloat16 as the weights are: test_models_qwen2 cuda. */
+int main(int argc, char **argv) {
+  if (argc > 1) device = strcmp(argv[1], "cuda") == 0 ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU, bound = 0.05;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(a_greedy_continuation),
       cmocka_unit_test(pieces_and_batches), cmocka_unit_test(rows_in_the_place_of_tokens),

@@ -12,17 +12,26 @@
 #include "status.h"
 #include "view.h"
 
-/* Products that are large and have nothing fused into them. */
+static int ends_with(const char *name, const char *end) {
+  const size_t n = strlen(name), n_end = strlen(end);
+  return n > n_end && strcmp(name + n - n_end, end) == 0;
+}
+
+/* Products that are large and have nothing fused into them; of Qwen2 those of its own layers, not of towers beside it. */
 static int is_product(const char *name) {
-  static const char *const ends[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", ".fc2.weight"};
-  const size_t n = strlen(name);
-  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-    if (n > strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0) return 1;
-  return strcmp(name, "lm_head.weight") == 0;
+  static const char *const of_mamba[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", ".fc2.weight"};
+  static const char *const of_qwen2[] = {".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".o_proj.weight", ".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
+  const int is_qwen2 = strncmp(name, "model.layers.", 13) == 0;
+  if (!is_qwen2 && strncmp(name, "backbone.", 9) != 0) return strcmp(name, "lm_head.weight") == 0;
+  const char *const *ends = is_qwen2 ? of_qwen2 : of_mamba;
+  const size_t n = is_qwen2 ? sizeof of_qwen2 / sizeof *of_qwen2 : sizeof of_mamba / sizeof *of_mamba;
+  for (size_t i = 0; i < n; i++)
+    if (ends_with(name, ends[i])) return 1;
+  return 0;
 }
 
 /* What decides how states move: kept in float32. */
-static int is_of_states(const char *name) { return strstr(name, ".A_log") || strstr(name, ".dt_bias") || strstr(name, ".dt_proj.bias") || (strlen(name) > 2 && strcmp(name + strlen(name) - 2, ".D") == 0); }
+static int is_of_states(const char *name) { return strncmp(name, "backbone.", 9) == 0 && (strstr(name, ".A_log") || strstr(name, ".dt_bias") || strstr(name, ".dt_proj.bias") || (strlen(name) > 2 && strcmp(name + strlen(name) - 2, ".D") == 0)); }
 
 typedef struct output {
   kr_arena *arena;
@@ -59,7 +68,9 @@ static int32_t add_widened(output *o, const kr_weight *item) {
   return add(o, &wide);
 }
 
-static int is_embedding(const char *name) { return strcmp(name, "backbone.embedding.weight") == 0 || strcmp(name, "backbone.embeddings.weight") == 0; }
+static int is_embedding(const char *name) {
+  return strcmp(name, "backbone.embedding.weight") == 0 || strcmp(name, "backbone.embeddings.weight") == 0 || strcmp(name, "model.embed_tokens.weight") == 0;
+}
 
 /* The embedding stays for looking tokens up; where it is the output matrix too, that is quantised beside it. */
 static int32_t add_tensor(output *o, const kr_weight *item, int is_tied) {
@@ -82,7 +93,9 @@ int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char 
   KR_CHECK(strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT, "'%s' is no way to quantise that krait knows; q8_0 is", format);
   KR_TRY(kr_model_folder_open(in_path, &folder));
   output o = {.arena = kr_arena_open(), .items = KR_LIST(kr_weight)};
-  const int32_t status = o.arena ? quantise(folder, out_path, &o) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
+  const int is_known = kr_model_folder_find(folder, "backbone.norm_f.weight") || kr_model_folder_find(folder, "model.norm.weight");
+  const int32_t status = !is_known ? kr_fail(KRAIT_ERR_UNSUPPORTED, "%s has neither of the tensors 'backbone.norm_f.weight' and 'model.norm.weight'; Mamba and Qwen2 language models are quantised", in_path)
+                         : o.arena ? quantise(folder, out_path, &o) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
   if (o.arena) kr_arena_close(&o.arena);
   kr_model_folder_close(&folder);
   return status;

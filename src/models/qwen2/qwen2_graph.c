@@ -33,11 +33,24 @@ static krait_view transposed(const builder *b, kr_tensor matrix) {
 /* Rows times a weight stored (N outputs, K inputs). */
 static void project(const builder *b, const char *name, kr_tensor rows, const kr_placed *w, int64_t N, int64_t K,
                     kr_tensor bias, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.A = view(b, rows),
-                                   .Bmat = transposed(b, weight(b, name, w, KR_DIMS(N, K))),
-                                   .bias = view(b, bias),
-                                   .out = view(b, out)});
+  char full[64];
+  if (!w->scales) {
+    kr_graph_call(b->g, name, &kr_op_gemm,
+                  &(krait_gemm_args){.A = view(b, rows),
+                                     .Bmat = transposed(b, weight(b, name, w, KR_DIMS(N, K))),
+                                     .bias = view(b, bias),
+                                     .out = view(b, out)});
+    return;
+  }
+  snprintf(full, sizeof full, "%lld.%s.scales", (long long)b->i, name);
+  const kr_tensor words = weight(b, name, w, KR_DIMS(N, K / 4)),
+                  scales = kr_graph_weight(b->g, full, KRAIT_F16, KR_DIMS(N, K / 32), w->scales);
+  kr_graph_call(b->g, name, &kr_op_gemm_q8,
+                &(krait_gemm_q8_args){.A = view(b, rows),
+                                      .words = view(b, words),
+                                      .scales = view(b, scales),
+                                      .bias = view(b, bias),
+                                      .out = view(b, out)});
 }
 
 /* The residual stream is float32; it takes h in, and its norm goes on. The first h is the stream's beginning. */
@@ -114,18 +127,33 @@ static kr_tensor attend(const builder *b, const kr_qwen2_layer *l, kr_tensor x) 
   return h;
 }
 
-static kr_tensor feed_forward(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
+/* silu(gate x) * (up x): one product where the weights are as they were, else two. */
+static void gate(const builder *b, const kr_qwen2_layer *l, kr_tensor x, kr_tensor hidden) {
   const kr_qwen2_config *c = b->c;
-  const kr_tensor hidden = new_rows(b, c->F), h = new_rows(b, c->d),
-                  gate = weight(b, "gate", &l->gate_up[0], KR_DIMS(c->F, c->d)),
-                  up = weight(b, "up", &l->gate_up[1], KR_DIMS(c->F, c->d));
-  kr_graph_call(b->g, "gate_up", &kr_op_gemm,
-                &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
-                                   .A = view(b, x),
-                                   .Bmat = transposed(b, gate),
-                                   .B2 = transposed(b, up),
-                                   .out = view(b, hidden)});
-  project(b, "down", hidden, &l->down, c->d, c->F, 0, h);
+  if (!l->gate_up[0].scales && !l->gate_up[1].scales) {
+    const kr_tensor gate = weight(b, "gate", &l->gate_up[0], KR_DIMS(c->F, c->d)),
+                    up = weight(b, "up", &l->gate_up[1], KR_DIMS(c->F, c->d));
+    kr_graph_call(b->g, "gate_up", &kr_op_gemm,
+                  &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
+                                     .A = view(b, x),
+                                     .Bmat = transposed(b, gate),
+                                     .B2 = transposed(b, up),
+                                     .out = view(b, hidden)});
+    return;
+  }
+  const kr_tensor up = new_rows(b, c->F);
+  project(b, "gate", x, &l->gate_up[0], c->F, c->d, 0, hidden);
+  project(b, "up", x, &l->gate_up[1], c->F, c->d, 0, up);
+  kr_graph_pointwise(
+      b->g, "gated",
+      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, hidden,
+      up, hidden);
+}
+
+static kr_tensor feed_forward(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
+  const kr_tensor hidden = new_rows(b, b->c->F), h = new_rows(b, b->c->d);
+  gate(b, l, x, hidden);
+  project(b, "down", hidden, &l->down, b->c->d, b->c->F, 0, h);
   return h;
 }
 

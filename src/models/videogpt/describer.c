@@ -45,7 +45,10 @@ static int32_t open_clip(krait_describer *d, const char *path, kr_videogpt_sourc
   const kr_model_folder *folder = kr_lm_folder(d->lm);
   char key[128];
   snprintf(key, sizeof key, "%sembeddings.class_embedding", clip_prefix);
-  *source = (kr_videogpt_source){folder, folder, clip_prefix, kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)};
+  *source = (kr_videogpt_source){.folder = folder,
+                                 .clip_folder = folder,
+                                 .clip_prefix = clip_prefix,
+                                 .rows_dtype = kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)};
   char *beside =
       kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "clip-vit-base-patch16/config.json");
   if (!beside) return KRAIT_OK;

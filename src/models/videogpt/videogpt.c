@@ -103,6 +103,21 @@ static int32_t projector_sizes(const kr_placer *p, const char *key, int64_t *d, 
   return KRAIT_OK;
 }
 
+/* Those of Mobile-VideoGPT-0.5B. */
+static int32_t published_sizes(kr_videogpt *m) {
+  m->w.clip_config = (kr_clip_config){.C = 768,
+                                      .n_layers = 12,
+                                      .F = 3072,
+                                      .H = 12,
+                                      .patch = 16,
+                                      .edge = KR_VIDEOGPT_EDGE,
+                                      .activation = KRAIT_ACT_SILU,
+                                      .eps = 1e-5f};
+  m->w.d = 896, m->w.context.K = 768, m->w.video.K = 576, m->w.n_layers = 11, m->takes_best = 1;
+  m->w.context.edge = KR_VIDEOGPT_CONTEXT_EDGE, m->w.video.edge = KR_VIDEOGPT_VIDEO_EDGE;
+  return KRAIT_OK;
+}
+
 static int32_t read_sizes(kr_videogpt *m) {
   const json_t *root = kr_model_folder_config(m->source.folder),
                *chosen = json_object_get(root, "num_select_k_frames_in_chunk");
@@ -149,7 +164,7 @@ static int32_t get_buffers(kr_videogpt *m) {
 }
 
 static int32_t prepare(kr_videogpt *m) {
-  KR_TRY(read_sizes(m));
+  KR_TRY(m->source.folder ? read_sizes(m) : published_sizes(m));
   m->w.clip.layers = kr_alloc_array((size_t)m->w.n_layers + 1, sizeof *m->w.clip.layers);
   KR_CHECK(m->w.clip.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->w.n_layers);
   KR_TRY(kr_placer_run(&m->clip_placer, take_clip, &m->w));
@@ -166,8 +181,9 @@ int32_t kr_videogpt_open(const krait_ctx *ctx, const kr_videogpt_source *source,
   kr_videogpt *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->ctx = ctx, m->source = *source;
-  m->placer = (kr_placer){.ctx = ctx, .folder = source->folder, .prefix = ""};
-  m->clip_placer = (kr_placer){.ctx = ctx, .folder = source->clip_folder, .prefix = source->clip_prefix};
+  m->placer = (kr_placer){.ctx = ctx, .folder = source->folder, .prefix = "", .random_type = source->random_type};
+  m->clip_placer = (kr_placer){
+      .ctx = ctx, .folder = source->clip_folder, .prefix = source->clip_prefix, .random_type = source->random_type};
   const int32_t status = prepare(m);
   if (status < 0) kr_videogpt_close(model);
   return status;
@@ -192,6 +208,7 @@ void kr_videogpt_close(kr_videogpt **model) {
   *model = NULL;
 }
 
+uint64_t kr_videogpt_bytes(const kr_videogpt *m) { return m->placer.bytes + m->clip_placer.bytes; }
 int64_t kr_videogpt_side(const kr_videogpt *m) { return m->w.clip_config.edge * m->w.clip_config.patch; }
 int64_t kr_videogpt_width(const kr_videogpt *m) { return m->w.video.K; }
 int64_t kr_videogpt_d(const kr_videogpt *m) { return m->w.d; }

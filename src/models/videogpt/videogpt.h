@@ -57,12 +57,13 @@ typedef struct kr_videogpt kr_videogpt;
 typedef struct kr_videogpt_source {
   const kr_model_folder *folder, *clip_folder;
   const char *clip_prefix;
-  int32_t rows_dtype;
+  int32_t rows_dtype, random_type; /* both folders NULL: random weights of random_type, for timing */
 } kr_videogpt_source;
 int32_t kr_videogpt_open(const krait_ctx *ctx, const kr_videogpt_source *source, kr_videogpt **model);
 void kr_videogpt_close(kr_videogpt **model);
-int64_t kr_videogpt_side(const kr_videogpt *model);  /* pixels of CLIP's pictures */
-int64_t kr_videogpt_width(const kr_videogpt *model); /* of the video tower's tokens */
+uint64_t kr_videogpt_bytes(const kr_videogpt *model); /* of weights */
+int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels of CLIP's pictures */
+int64_t kr_videogpt_width(const kr_videogpt *model);  /* of the video tower's tokens */
 int64_t kr_videogpt_d(const kr_videogpt *model);
 
 /* images (IMAGES,3,side,side), as CLIP takes them. rows: where the context computes, (ROWS, d); the first CONTEXT_ROWS

@@ -222,6 +222,7 @@ void kr_videomamba_close(kr_videomamba **model) {
   *model = NULL;
 }
 
+uint64_t kr_videomamba_bytes(const kr_videomamba *m) { return m->placer.bytes; }
 const float *kr_videomamba_tokens_at(const kr_videomamba *m) { return m->tokens_at; }
 
 int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, float *tokens) {

@@ -24,6 +24,7 @@ int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *fol
 /* Random weights, for timing. */
 int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
                                   kr_videomamba **model);
+uint64_t kr_videomamba_bytes(const kr_videomamba *model); /* of weights */
 void kr_videomamba_close(kr_videomamba **model);
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *model);
 static inline int64_t kr_videomamba_tokens(const kr_videomamba_config *c) {
