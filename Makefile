@@ -18,6 +18,11 @@ demo: setup ## build what cleaning a recording takes (krait-demo: no code for GP
 	@ninja -C $(BUILD) krait-demo
 	@tools/demo $(BUILD)/krait-demo
 
+demo-video: setup ## build the program as demo does, and ask a tiny model of random weights about a film that is made first (its words are meaningless); results in demo-output
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@ninja -C $(BUILD) $(DEMO)
+	@tools/demo-video $(BUILD)/$(DEMO)
+
 test: build ## build and run every test; one summary at the end
 	@ninja -C $(BUILD)
 	@tools/run-tests $(BUILD)

@@ -18,6 +18,7 @@ static const struct {
     {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
     {"evaluate", cmd_evaluate, "how close speech is to its clean twin: PESQ, STOI, SI-SDR and more", 1},
     {"classify", cmd_classify, "what a film or picture shows, by VideoMamba", 1},
+    {"describe", cmd_describe, "answer a question about a film, by Mobile-VideoGPT", 1},
     {"generate", cmd_generate, "go on with a text, by a language model", 1},
     {"score", cmd_score, "how well a language model foresees a text", 1},
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},

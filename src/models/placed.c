@@ -1,6 +1,7 @@
 /* placed.c: tensors and buffers where a context computes. */
 #include "placed.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +49,15 @@ int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t
 /* ---- tensors ---- */
 
 const char *kr_placer_label(const kr_placer *p) {
-  return p->folder ? kr_model_folder_label(p->folder) : "random weights";
+  return p->folder ? kr_model_folder_label(p->folder) : p->weights ? "the weights" : "random weights";
+}
+
+static int is_random(const kr_placer *p) { return !p->folder && !p->weights; }
+
+const kr_weight *kr_placer_look(const kr_placer *p, const char *name) {
+  char key[200];
+  snprintf(key, sizeof key, "%s%s", p->prefix ? p->prefix : "", name);
+  return p->folder ? kr_model_folder_find(p->folder, key) : p->weights ? kr_weights_find(p->weights, key) : NULL;
 }
 
 static uint64_t elements_of(kr_sizes s) {
@@ -74,17 +83,17 @@ static int32_t need_random(kr_placer *p, uint64_t n) {
   return KRAIT_OK;
 }
 
-static int32_t find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found) {
+int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found) {
   char key[200], has[192], wants[192];
   snprintf(key, sizeof key, "%s%s", p->prefix ? p->prefix : "", name);
-  if (!p->folder) {
+  if (is_random(p)) {
     if (is_needed) KR_TRY(need_random(p, elements_of(want)));
     *found = (kr_weight){.data = is_needed ? p->random : NULL,
                          .dtype = p->random_type,
                          .bytes = elements_of(want) * krait_dtype_bytes(p->random_type)};
     return KRAIT_OK;
   }
-  const kr_weight *item = kr_model_folder_find(p->folder, key);
+  const kr_weight *item = kr_placer_look(p, name);
   *found = item ? *item : (kr_weight){0};
   KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", kr_placer_label(p), key);
   if (!item) return KRAIT_OK;
@@ -132,7 +141,7 @@ int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_need
                       kr_placed *to) {
   for (int i = 0; i < n; i++) {
     kr_weight item;
-    KR_TRY(find(p, names[i], is_needed || (i > 0 && to[0].data), want[i], &item));
+    KR_TRY(kr_placer_find(p, names[i], is_needed || (i > 0 && to[0].data), want[i], &item));
     KR_TRY(take(p, &item, i == n - 1, &to[i]));
     KR_CHECK(!to[i].data || (to[0].data && to[i].dtype == to[0].dtype), KRAIT_ERR_WEIGHTS,
              "%s: tensors '%s' and '%s' must both be there, and of one type", kr_placer_label(p), names[0], names[i]);
@@ -143,6 +152,29 @@ int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_need
 int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to) {
   to->dtype = dtype;
   return p->ctx->cuda ? copy_in(p, data, bytes, 1, &to->data) : copy_host(p, data, bytes, &to->data);
+}
+
+int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(double), kr_placed *to) {
+  const int64_t n = (int64_t)elements_of(want);
+  kr_weight item;
+  KR_TRY(kr_placer_find(p, name, 1, want, &item));
+  const krait_view view = {.data = (void *)item.data, .dtype = item.dtype};
+  float *values = kr_alloc_array((size_t)n + 1, sizeof *values);
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", name);
+  int64_t bad = -1;
+  for (int64_t i = 0; i < n; i++) {
+    values[i] = (float)(f ? f(kr_get(&view, i)) : kr_get(&view, i));
+    if (!isfinite(values[i]) && bad < 0) bad = i;
+  }
+  p->bytes += (uint64_t)n * sizeof *values;
+  const int32_t status =
+      bad < 0
+          ? kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
+          : kr_fail(KRAIT_ERR_WEIGHTS,
+                    "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong",
+                    kr_placer_label(p), name, (long long)bad);
+  kr_free(values);
+  return status;
 }
 
 /* ---- all of them ---- */

@@ -21,7 +21,8 @@ typedef struct kr_sizes {
 
 typedef struct kr_placer {
   const krait_ctx *ctx;
-  const kr_model_folder *folder; /* NULL: random values of random_type, for timing */
+  const kr_model_folder *folder; /* or */
+  const kr_weights *weights;     /* or neither: random values of random_type, for timing */
   const char *prefix;            /* before every name */
   int32_t random_type;
   uint64_t bytes; /* of all that was taken */
@@ -44,6 +45,12 @@ int32_t kr_place(kr_placer *p, const char *name, int is_needed, kr_sizes want, k
 /* Matrices (vectors) of one type, on a GPU row behind row in the order given, so that to[0] is all of them. */
 int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
                       kr_placed *to);
+/* As float32, of any type; f may be NULL: each value passes through it. */
+int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(double), kr_placed *to);
+/* The tensor, of this shape, in host memory; its data NULL if it is not needed and missing. */
+int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
+const kr_weight *kr_placer_look(const kr_placer *p,
+                                const char *name); /* of any shape; NULL: there is none, or values are random */
 /* What the caller made; copied. */
 int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to);
 

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "any_lm.h"
 #include "ctx.h"
+#include "lm_parts.h"
 #include "safetensors.h"
 #include "sampler.h"
 #include "sized.h"
@@ -91,6 +91,10 @@ void krait_lm_close(krait_lm **handle) {
   kr_free(lm->logits);
   kr_free(lm);
 }
+
+const kr_model_folder *kr_lm_folder(const krait_lm *lm) { return lm->folder; }
+const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->tokenizer; }
+const kr_any_lm *kr_lm_model(const krait_lm *lm) { return &lm->model; }
 
 uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_any_bytes(&lm->model) : 0; }
 
@@ -176,6 +180,16 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   else s->ids.n = before;
   s->is_done = 0;
   return status;
+}
+
+int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows behind a token that was drawn are not supported");
+  for (int64_t i = 0; i < n; i++) {
+    KR_TRY(kr_ids_add(&s->ids, ids[i]));
+    kr_sampler_see(&s->sampler, ids[i]);
+  }
+  s->is_done = 0;
+  return kr_any_read(&s->lm->model, s->slot, ids, rows, n, 0, s->logits);
 }
 
 /* ---- steps ---- */

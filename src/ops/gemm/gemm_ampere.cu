@@ -57,18 +57,22 @@ struct copier {
   /* The stage whose first k is left_k before the end. */
   KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
     const stored *at = c.at;
-    to += c.place;
     if (c.packs) {
 #pragma unroll
       for (int i = 0; i < N; i++, at += c.step) {
         const int n = exist(c, i, left_k);
-        kr_copy_some(to + i * LINES * LINE_BYTES, n > 0 ? at : c.at, n > CHUNK ? 16 : n > 0 ? (int)sizeof(stored) * n : 0);
+        kr_copy_some(place_of(to, c, i), n > 0 ? at : c.at, n > CHUNK ? 16 : n > 0 ? (int)sizeof(stored) * n : 0);
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < N; i++, at += c.step) copy_elements(to + i * LINES * LINE_BYTES, at, c.along, exist(c, i, left_k));
+      for (int i = 0; i < N; i++, at += c.step) copy_elements(place_of(to, c, i), at, c.along, exist(c, i, left_k));
     }
     c.at += c.advance;
+  }
+
+  /* Lines less than four apart lie otherwise swizzled. */
+  KR_DEV unsigned char *place_of(unsigned char *to, const copier &c, int i) {
+    return to + (MN && sizeof(stored) == 4 && LINES == 2 ? c.place ^ (i & 1) << 6 : c.place) + i * LINES * LINE_BYTES;
   }
 
   /* Elements of the i-th chunk from its first on. */
@@ -215,6 +219,9 @@ KR_DEV void run(const kr_gemm_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, KR_AMPERE_STAGES, 0>(plan); }
+#ifdef KR_TF32
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, KR_AMPERE_STAGES, 0>(plan); }
+#endif
 #ifdef KR_GATES
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 1>(plan); }
 #endif

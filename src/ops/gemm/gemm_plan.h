@@ -21,6 +21,7 @@ typedef struct kr_gemm_plan {
   int32_t n_m, n_n, group; /* tiles of the result; `group` rows of tiles go together, for the L2 cache */
   kr_divisor by_tiles, by_P, by_group, by_rows, by_last_rows; /* tiles of a product; products; tiles of a group; rows of a group and of the last */
   int32_t n_splits, k_split; /* k_split: of K, a multiple of the tile's */
+  int32_t sum_lanes;         /* threads that add the parts of eight columns: 1, 4 or 32 */
   int32_t activation;
   float scale;
 } kr_gemm_plan;
