@@ -1,6 +1,5 @@
 # The front door. Everything else is meson.
 BUILD ?= build
-DEMO := $(if $(wildcard /proc/driver/nvidia /dev/dxg),krait,krait-cpu)
 SHELL := /bin/bash
 
 help: ## print this help
@@ -14,10 +13,10 @@ build: setup ## build the program, build/krait, and libkrait.so
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
 	@ninja -C $(BUILD) program
 
-demo: setup ## build the program (without an NVIDIA driver here: krait-cpu, no code for GPUs) and enhance the bundled recording; results in demo-output
+demo: setup ## build what cleaning a recording takes (krait-demo: no code for GPUs) and enhance the bundled one; results in demo-output
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD) $(DEMO)
-	@tools/demo $(BUILD)/$(DEMO)
+	@ninja -C $(BUILD) krait-demo
+	@tools/demo $(BUILD)/krait-demo
 
 demo-video: setup ## build the program as demo does, and ask a tiny model of random weights about a film that is made first (its words are meaningless); results in demo-output
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)

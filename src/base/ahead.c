@@ -8,7 +8,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { PIECE_BYTES = 1 << 18, N_PIECES = 8, MAX_SAID = 512 };
+enum { PIECE_BYTES = 1 << 18, N_PIECES = 4, MAX_SAID = 512 };
 
 struct kr_ahead {
   kr_make_fn make;

@@ -197,7 +197,7 @@ int32_t kr_elf_dynamic_entry(const kr_elf *elf, const kr_dynamic *dynamic, uint6
 }
 
 int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *d) {
-  uint64_t bytes, hash = 0, gnu_hash = 0, symbols = 0, strings = 0, verneed = 0, verdef = 0;
+  uint64_t bytes = 0, hash = 0, gnu_hash = 0, symbols = 0, strings = 0, verneed = 0, verdef = 0;
   *d = (kr_dynamic){0};
   int32_t found = find_dynamic(elf, &d->offset, &bytes);
   if (found <= 0) return found;
