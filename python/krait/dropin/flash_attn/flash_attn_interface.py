@@ -10,6 +10,8 @@ from krait.ops.attention import new_rng as _new_rng
 from krait.ops.attention import window as _window
 from krait.ops.probabilities import attention_probabilities as _probabilities
 
+from . import _operators
+
 
 def _tail(softcap, alibi_slopes, deterministic, return_attn_probs):
     """Releases before 2.6 have no softcap: there alibi_slopes comes in its place, and what follows one place earlier."""
@@ -118,8 +120,9 @@ def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_
                                softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic, None, rng_state)[3]
 
 
-_wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _flash_attn_forward, _flash_attn_backward
-_wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_forward, _flash_attn_varlen_backward
+# The same as torch.ops.flash_attn.*.
+_wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _operators.forward, _operators.backward
+_wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _operators.varlen_forward, _operators.varlen_backward
 
 
 # Upstream's autograd functions by name, for code that calls their apply.
