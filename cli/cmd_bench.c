@@ -154,7 +154,7 @@ static int bench_generate(const settings *s) {
 }
 
 static int bench_seedvr(const settings *s) {
-  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json};
+  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json, .by_kernel = s->by_kernel};
   const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
   return exit_status >= 0 ? exit_status : kr_bench_seedvr_run(&s->run, &b);
 }
@@ -170,7 +170,7 @@ int cmd_bench(int argc, char **argv) {
       KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
-      KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
+      KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one; of seedvr: each operator"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's and seedvr's weights: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),

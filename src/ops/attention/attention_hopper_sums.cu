@@ -3,10 +3,10 @@
  * kr_attention_hopper_sums   a block takes 128 keys, 64 a warpgroup, and walks over tiles of rows of every head that shares them; scores are turned: a row is a key.
  *                            dS goes through shared memory, so that each warpgroup has half of the tile's dq: half of the channels, or with small heads of the rows
  * kr_attention_sums_clear, kr_attention_sums_end   zeros before it; dq from the sums after it
- * The sums lie as the accumulators do: (head, tile of 64 rows, 16 of them, 8 channels, lane, 4). Compiled per type (KR_HALF: float16); _edged: causal, windows. */
+ * Compiled per type (KR_HALF: float16); _edged: causal, windows. */
 #include "attention_hopper_bwd.cuh"
 #include "exchange.cuh"
-#include "attention_sums.h"
+#include "attention_sums.cuh"
 
 enum { ROWS = KR_HOPPER_SUMS_ROWS(D), STAGES = KR_HOPPER_SUMS_STAGES, DS_BYTES = OWN * ROWS * 2, DQ_N = D == 128 ? 64 : D /* channels of a warpgroup's dq */, WARP_SUMS = 16 * DQ_N * 4 };
 enum { EXCHANGE = 5 /* a barrier */ };
@@ -34,29 +34,6 @@ KR_DEV layout lay_out(uint32_t base) {
   at.full = at.own_full + 8;
   at.empty = at.full + STAGES * 8;
   return at;
-}
-
-/* Tiles of 64 rows before a sequence's first one, for a head; sequences begin at multiples of 128 rows. */
-KR_DEV int sums_tile(const kr_attention_plan &p, const sequence &s, int b) { return p.cu_q.data ? (int)((s.q_at + (int64_t)KR_SUMS_ROWS * b) / KR_SUMS_ROWS) * 2 : b * ((p.Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS) * 2; }
-
-/* A block's keys, and the tiles of rows that see them: from first to end - 1, beginning at start. */
-typedef struct unit {
-  sequence s;
-  int b, kv, key0, first, end, start;
-} unit;
-template <int EDGED>
-KR_DEV unit unit_here(const kr_attention_plan &p) {
-  const int H = p.H / p.heads, n_tiles = (p.rows_k + OWN - 1) / OWN, per_section = p.section * n_tiles, section = kr_block_x() / per_section, rest = kr_block_x() - section * per_section;
-  const int left = H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads, head = section * p.section + rest - tile * heads;
-  unit u;
-  u.b = head / H, u.kv = head - u.b * H, u.key0 = tile * OWN;
-  u.s = sequence_of(p, u.b);
-  const int has_keys = u.key0 < u.s.n_k, last = at_most(u.key0 + OWN, u.s.n_k) - 1;
-  u.first = EDGED && has_keys ? first_row(p, u.s, u.key0) / ROWS : 0;
-  u.end = has_keys ? ((EDGED ? end_row(p, u.s, last) : u.s.n_q) + ROWS - 1) / ROWS : 0;
-  u.end = at_least(u.end, u.first);
-  u.start = EDGED || u.end == u.first ? u.first : tile * 2 % u.end; /* not all blocks at the same rows */
-  return u;
 }
 
 KR_DEV void open_barriers(const layout &at) {
@@ -227,7 +204,7 @@ KR_DEV void gradient(const kr_attention_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out(base);
-  const unit u = unit_here<EDGED>(p);
+  const unit u = unit_here<OWN, ROWS, EDGED>(p);
   if (u.key0 >= u.s.rows_k) return;
   open_barriers(at);
   if (kr_thread() < 128) {
@@ -254,32 +231,5 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums_edged(const kr_att
 
 /* ---- before and after ------------------------------------------------------------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_plan plan) {
-  const int64_t n = (int64_t)plan.plan.H * plan.plan.n_splits * 64 * D / 4, step = (int64_t)kr_grid_x() * 256;
-  for (int64_t i = (int64_t)kr_block_x() * 256 + kr_thread(); i < n; i += step) ((kr_raw16 *)plan.plan.partial)[i] = (kr_raw16){{0, 0, 0, 0}};
-}
-
-/* A warp takes 16 rows of a head, 32 channels at a time. */
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_plan plan) {
-  const kr_attention_plan &p = plan.plan;
-  const int n_tiles = (p.rows_q + 63) / 64, head = kr_block_x() / n_tiles, tile = kr_block_x() - head * n_tiles, b = head / p.H, h = head - b * p.H, lane = kr_thread() & 31, warp = kr_thread() >> 5;
-  const sequence s = sequence_of(p, b);
-  if (tile * 64 >= s.rows_q) return;
-  const kr_raw16 *const from = (const kr_raw16 *)(p.partial + (int64_t)h * p.n_splits * 64 * D + ((int64_t)(sums_tile(p, s, b) + tile) * 4 + warp) * 16 * D) + lane;
-#pragma unroll
-  for (int j = 0; j < D / 8; j += 4) {
-    kr_raw16 v[4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) v[k] = from[(j + k) * 32];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int row = tile * 64 + 16 * warp + lane / 4 + 8 * r, counts = row < s.n_q;
-      uint32_t w[4];
-#pragma unroll
-      for (int k = 0; k < 4; k++) w[k] = counts ? kr_pack(kr_bits_to_float(v[k].w[2 * r]) * p.scale, kr_bits_to_float(v[k].w[2 * r + 1]) * p.scale, DTYPE) : 0;
-      const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
-      const int column = 8 * j + lane % 4 * 8;
-      if (row < s.rows_q && column < p.D) *(kr_raw16 *)((uint16_t *)p.dq.data + query_at(p.dq, s, h, row) + column) = eight;
-    }
-  }
-}
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_plan plan) { clear_sums<D>(plan.plan); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_plan plan) { end_sums<D, 1>(plan.plan, DTYPE); }
