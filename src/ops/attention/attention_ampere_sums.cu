@@ -81,12 +81,12 @@ KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const f
     }
 }
 
-template <int D, int EDGED>
+template <int D>
 KR_DEV void walk(const kr_attention_plan &p) {
   const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, ds = v + KEYS * D * 2, stages = ds + KEYS * ROWS * 2;
-  const unit u = unit_here<KEYS, ROWS, EDGED>(p);
+  const unit u = unit_here<KEYS, ROWS>(p);
   if (u.key0 >= u.s.rows_k) return;
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, key_row = warp * 16 + lane / 4, n_steps = (u.end - u.first) * p.heads, warp_key = u.key0 + warp * 16;
   const float scale = p.scale * KR_LOG2E;
@@ -112,7 +112,7 @@ KR_DEV void walk(const kr_attention_plan &p) {
     kr_commit_copies();
     make_scores<D, 1, ROWS>(s, lane_k, q + lane_of_columns<D>());
     make_scores<D, 1, ROWS>(dp, lane_v, q + TILE + lane_of_columns<D>());
-    const int all = !EDGED || (i0 + ROWS <= u.s.n_q && warp_key + 16 <= u.s.n_k && warp_key >= first_key(p, u.s, i0 + ROWS - 1) && warp_key + 16 <= end_key(p, u.s, i0));
+    const int all = i0 + ROWS <= u.s.n_q && warp_key + 16 <= u.s.n_k && warp_key >= first_key(p, u.s, i0 + ROWS - 1) && warp_key + 16 <= end_key(p, u.s, i0);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
@@ -142,10 +142,8 @@ KR_DEV void walk(const kr_attention_plan &p) {
   store_keys<D>(p.dv, key_at(p, p.dv, u.s, u.kv, u.key0 + key_row), (int)p.dv.t, dv[0], there, counts, 1.0f, p.D);
 }
 
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_64(const kr_attention_plan p) { walk<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_64_edged(const kr_attention_plan p) { walk<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_128(const kr_attention_plan p) { walk<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_128_edged(const kr_attention_plan p) { walk<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_64(const kr_attention_plan p) { walk<64>(p); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_128(const kr_attention_plan p) { walk<128>(p); }
 KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_64(const kr_attention_plan p) { clear_sums<64>(p); }
 KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_128(const kr_attention_plan p) { clear_sums<128>(p); }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_64(const kr_attention_plan p) { end_sums<64, 0>(p, DTYPE); }

@@ -199,12 +199,11 @@ uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *
 #define SUMS(name) {{"attention_hopper_sums_f16_64", name}, {"attention_hopper_sums_bf16_64", name}}, {{"attention_hopper_sums_f16_128", name}, {"attention_hopper_sums_bf16_128", name}}
 
 int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")};
-  static const kr_kernel walk[2][2][2] = {{SUMS("kr_attention_hopper_sums")}, {SUMS("kr_attention_hopper_sums_edged")}};
+  static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")}, walk[2][2] = {SUMS("kr_attention_hopper_sums")};
   const krait_attention_bwd_args *a = args;
   kr_attention_hopper_plan h = {.plan = sums_plan_of(ctx, a)};
   const kr_attention_plan *p = &h.plan;
-  const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
+  const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, a, KR_HOPPER_SUMS_ROWS(D), own);
   kr_cuda_end(ctx->cuda);
@@ -215,7 +214,7 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(p, a->call.stream);
   const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_SUMS_SHARED(D), .stream = a->call.stream};
   kr_chain_add(&rest, &clear[wide][bf16], &all, &h);
-  kr_chain_add(&rest, &walk[edged][wide][bf16], &by_keys, &h);
+  kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &h);
   kr_chain_add(&rest, &end[wide][bf16], &by_rows, &h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
@@ -231,21 +230,20 @@ const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void
 
 uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
 
-#define AMPERE_SUMS(name, end) {{"attention_ampere_sums_f16", name "_64" end}, {"attention_ampere_sums_bf16", name "_64" end}}, {{"attention_ampere_sums_f16", name "_128" end}, {"attention_ampere_sums_bf16", name "_128" end}}
+#define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name "_64"}, {"attention_ampere_sums_bf16", name "_64"}}, {{"attention_ampere_sums_f16", name "_128"}, {"attention_ampere_sums_bf16", name "_128"}}
 
 int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel clear[2][2] = {AMPERE_SUMS("kr_attention_sums_clear", "")}, end[2][2] = {AMPERE_SUMS("kr_attention_sums_end", "")};
-  static const kr_kernel walk[2][2][2] = {{AMPERE_SUMS("kr_attention_sums", "")}, {AMPERE_SUMS("kr_attention_sums", "_edged")}};
+  static const kr_kernel clear[2][2] = {AMPERE_SUMS("kr_attention_sums_clear")}, end[2][2] = {AMPERE_SUMS("kr_attention_sums_end")}, walk[2][2] = {AMPERE_SUMS("kr_attention_sums")};
   const krait_attention_bwd_args *a = args;
   const kr_attention_plan p = sums_plan_of(ctx, a);
-  const int wide = p.D > 64, D = wide ? 128 : 64, edged = p.left >= 0 || p.right >= 0, bf16 = p.q.dtype == KRAIT_BF16;
+  const int wide = p.D > 64, D = wide ? 128 : 64, bf16 = p.q.dtype == KRAIT_BF16;
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(&p, a->call.stream);
   const kr_grid by_keys = {.x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads), .block = KR_AMPERE_SUMS_THREADS, .shared_bytes = KR_AMPERE_SUMS_SHARED(D), .stream = a->call.stream};
   kr_chain_add(&rest, &clear[wide][bf16], &all, &p);
-  kr_chain_add(&rest, &walk[edged][wide][bf16], &by_keys, &p);
+  kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &p);
   kr_chain_add(&rest, &end[wide][bf16], &by_rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }

@@ -3,7 +3,7 @@
  * kr_attention_hopper_sums   a block takes 128 keys, 64 a warpgroup, and walks over tiles of rows of every head that shares them; scores are turned: a row is a key.
  *                            dS goes through shared memory, so that each warpgroup has half of the tile's dq: half of the channels, or with small heads of the rows
  * kr_attention_sums_clear, kr_attention_sums_end   zeros before it; dq from the sums after it
- * Compiled per type (KR_HALF: float16); _edged: causal, windows. */
+ * Compiled per type (KR_HALF: float16). */
 #include "attention_hopper_bwd.cuh"
 #include "exchange.cuh"
 #include "attention_sums.cuh"
@@ -127,7 +127,6 @@ KR_DEV void add_sums(unsigned char *stage, uint32_t stage_at, float *to, const f
   if (lane == 0) kr_add_bytes(to, stage_at, WARP_SUMS), kr_commit_stores();
 }
 
-template <int EDGED>
 KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const unit &u, unsigned char *shared, uint32_t base) {
   const lanes me = lanes_here();
   const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * p.heads;
@@ -142,9 +141,9 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = u.key0 + me.first_row + 8 * r;
-    first_of[r] = EDGED ? first_row(p, u.s, key) : 0, end_of[r] = EDGED ? end_row(p, u.s, key) : u.s.n_q;
+    first_of[r] = first_row(p, u.s, key), end_of[r] = end_row(p, u.s, key);
   }
-  const int group_key = u.key0 + 64 * me.group, all_from = EDGED ? first_row(p, u.s, group_key + 63) : 0, all_to = EDGED ? end_row(p, u.s, group_key) : INT32_MAX;
+  const int group_key = u.key0 + 64 * me.group, all_from = first_row(p, u.s, group_key + 63), all_to = end_row(p, u.s, group_key);
   place from = {0, 0};
   if (n_steps) {
     kr_barrier_await(at.own_full, 0);
@@ -160,7 +159,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
     start_scores<ROWS>(at.own, stage, me, products);
     start_scores<ROWS>(at.own + OWN * D * 2, stage + ROWS * D * 2, me, by_dout);
     kr_wgmma_wait<ROWS, 1>(products);
-    if (EDGED && (n * ROWS < all_from || n * ROWS + ROWS > all_to)) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
+    if (n * ROWS < all_from || n * ROWS + ROWS > all_to) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       const kr_float2 l = *(const kr_float2 *)(lse + 8 * j);
@@ -199,12 +198,11 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
   if (lane == 0) kr_stores_read<0>();
 }
 
-template <int EDGED>
 KR_DEV void gradient(const kr_attention_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out(base);
-  const unit u = unit_here<OWN, ROWS, EDGED>(p);
+  const unit u = unit_here<OWN, ROWS>(p);
   if (u.key0 >= u.s.rows_k) return;
   open_barriers(at);
   if (kr_thread() < 128) {
@@ -215,18 +213,13 @@ KR_DEV void gradient(const kr_attention_plan &p, uint64_t maps) {
     return;
   }
   kr_take_registers<240>();
-  multiply_tiles<EDGED>(p, at, u, shared, base);
+  multiply_tiles(p, at, u, shared, base);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_sums, maps);
-  gradient<0>(plan.plan, maps);
-}
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums_edged(const kr_attention_hopper_plan plan) {
-  uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_attention_hopper_sums_edged, maps);
-  gradient<1>(plan.plan, maps);
+  gradient(plan.plan, maps);
 }
 
 /* ---- before and after ------------------------------------------------------------------------------------------------------------- */
