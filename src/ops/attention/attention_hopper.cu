@@ -1,10 +1,16 @@
-/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D). A block is resident and takes tiles of rows in turn:
+/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). A block is resident and takes tiles of rows in turn:
  * one warp copies boxes of q, k and v; two or three warpgroups take 64 rows each. While the tensor cores make a tile's scores and the output of the tile before,
  * the other warpgroup has its exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
  * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
  * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
+
+#if KR_D > 128 && !defined KR_EMULATE
+#define KR_TO_23 KR_TO_9 ", " KR_TEN(1) ", %20, %21, %22, %23"
+#define KR_INOUT_48 KR_INOUT8(0), KR_INOUT8(8), KR_INOUT8(16)
+KR_WGMMA_SHAPES(48, KR_TO_23)
+#endif
 
 #ifdef KR_HALF
 typedef kr_f16 element;
@@ -373,11 +379,13 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
+#if KR_D <= 128 /* of large heads one kernel does for all */
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
   run<KR_HOPPER_FULL(D), 0>(plan.plan, maps);
 }
+#endif
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_edged, maps);
