@@ -6,7 +6,7 @@
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
 
-#if KR_D > 128 && !defined KR_EMULATE
+#if defined KR_LARGE && !defined KR_EMULATE
 #define KR_TO_23 KR_TO_9 ", " KR_TEN(1) ", %20, %21, %22, %23"
 #define KR_INOUT_48 KR_INOUT8(0), KR_INOUT8(8), KR_INOUT8(16)
 KR_WGMMA_SHAPES(48, KR_TO_23)
@@ -379,7 +379,7 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
-#if KR_D <= 128 /* of large heads one kernel does for all */
+#ifndef KR_LARGE /* of large heads one kernel does for all */
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
