@@ -13,6 +13,7 @@
 #include "bench_generate.h"
 #include "bench_op.h"
 #include "bench_seedvr.h"
+#include "bench_train.h"
 #include "cmd.h"
 #include "say.h"
 
@@ -170,8 +171,8 @@ int cmd_bench(int argc, char **argv) {
       KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
-      KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one; of seedvr: each operator"),
-      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
+      KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU) or the calls of a training step or of SeedVR's blocks one by one"),
+      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's and seedvr's weights: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
@@ -180,14 +181,15 @@ int cmd_bench(int argc, char **argv) {
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | generate | seedvr | data [CONFIG] [NAME=VALUE]... | OPERATOR",
-                        "Times the forward pass of the denoiser, the making of training items (as krait train would be told), a language model or SeedVR's blocks (1280 x 720) with random weights, or one operator, on this machine. An operator stands beside the machine's copies, "
+  const kr_verb verb = {"bench", "WHAT [CONFIG] [NAME=VALUE]...",
+                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
                         "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "data") == 0) return bench_data(argv + first + 1, argc - first - 1, s.step_ms, s.as_json);
+  if (strcmp(argv[first], "train") == 0) return bench_train(argv + first + 1, argc - first - 1, &s.run, s.n_runs, s.by_kernel, s.as_json);
   if (argc - first > 1) return kr_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);

@@ -197,7 +197,10 @@ static kr_tensor sum_spread(kr_back *b, kr_tensor t, kr_tensor full, kr_tensor *
   }
   *place = kr_graph_part(b->g, &p);
   const kr_tensor sums = kr_graph_temp(b->g, p.dtype, p.dims);
-  if (before > 1)
+  if (before > 1 && columns == 1)
+    kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(b->g, kr_graph_permute(b->g, kr_graph_reshape(b->g, full, KR_DIMS(before, rows)), (int[]){1, 0})),
+                  .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(before)))});
+  else if (before > 1)
     kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_pool, &(krait_pool_args){.call.flags = KRAIT_POOL_SUM, .x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(before, rows, columns))),
                   .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(before, columns)))});
   else

@@ -46,6 +46,8 @@ static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_pla
   return kr_cuda_launch(ctx->cuda, tier, p->N <= 128 ? &walk_s4 : &walk_s16, &grid, p, sizeof *p);
 }
 
+int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) { return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, p, stream); }
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);

@@ -1,0 +1,538 @@
+/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16 storage (KR_DTYPE) and
+ * up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and x, warps beside it sum up step sizes, and
+ * two or three warpgroups walk along time, each with a head's state (64 channels) in its accumulators; B and C are shared between them.
+ *   C B^T and C S_before^T from shared memory; P = C B^T o decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
+ * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut off at a range's end is
+ *                      thus done first, and its state handed over to the next block, which needs it last.
+ * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
+ * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero
+ * kr_ssd_hopper_join   start states of pieces from their ends
+ * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
+ * NaN and infinity: as in ssd_chunks.cu. */
+#include "ssd_mma.cuh"
+#include "wgmma.cuh"
+
+#include "ssd_hopper_plan.h"
+
+enum {
+  N = KR_N, HEADS = KR_SSD_HOPPER_HEADS(KR_N), THREADS = KR_SSD_HOPPER_THREADS(KR_N), BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, STAGES = 2,
+  C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N), STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
+  STATE_FLOATS = 64 * KR_N, OWN_BARRIER = 1
+};
+
+typedef struct head_steps { /* of a chunk: ssd_mma.cuh; left: of a token's input at the end; reach: of the state before at a token */
+  float a[Q], from[Q], left[Q], reach[Q], segment[Q];
+  float keeps, total, last, pad;
+} head_steps;
+
+/* Bytes from the first multiple of 1024 in shared memory. */
+enum {
+  C_AT = 0, STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE, STATE_AT = STAGES_AT + STAGES * STAGE, Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
+  STEPS_AT = Y_AT + HEADS * TILE, D_AT = STEPS_AT + STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES, C_FULL = D_AT + HEADS * PB * 4,
+  C_EMPTY = C_FULL + 8 * C_STAGES, FULL = C_EMPTY + 8 * C_STAGES, EMPTY = FULL + 8 * STAGES, STEPS_FULL = EMPTY + 8 * STAGES,
+  STEPS_EMPTY = STEPS_FULL + 8 * STAGES * HEADS
+};
+
+/* ---- how the work is cut ---------------------------------------------------------------------------------------------------- */
+
+typedef struct task {
+  int unit, b, g, first, end, piece; /* chunks first to end - 1 of the unit */
+} task;
+
+KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) { return block * h.per_block + (block < h.longer ? block : h.longer); }
+KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) { return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1; }
+/* The i-th task of this block: its last unit first. */
+KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
+  const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
+  task t;
+  t.unit = (to - 1) / h.n_chunks - i;
+  const int begin = t.unit * h.n_chunks;
+  t.first = from > begin ? from - begin : 0, t.end = to - begin < h.n_chunks ? to - begin : h.n_chunks;
+  const int row = t.unit / h.per_group;
+  t.b = row / h.n_groups, t.g = row - t.b * h.n_groups, t.piece = kr_block_x() + t.unit;
+  return t;
+}
+
+/* The head of a warpgroup, and its first channel; -1: there is none. */
+typedef struct slot {
+  int h, p0;
+} slot;
+KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
+  const int index = t.unit % h.per_group * HEADS + w, head = index / h.p.blocks_per_head;
+  if (head >= h.p.heads) return slot{-1, 0};
+  return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
+}
+
+/* The how many-th use of a ring. */
+KR_DEV uint32_t parity_of(int use, int n_stages) { return (uint32_t)(use / n_stages) & 1; }
+
+/* ---- those who bring ---------------------------------------------------------------------------------------------------------- */
+
+template <int ENDS>
+KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base) {
+  const uint64_t map_x = maps, map_B = maps + sizeof(kr_ssd_map), map_C = maps + 2 * sizeof(kr_ssd_map);
+  int use = 0;
+  for (int i = 0, n = n_tasks(h); i < n; i++) {
+    const task t = task_at(h, i);
+    if (ENDS && t.end == h.n_chunks) continue;
+    for (int c = t.first; c < t.end; c++, use++) {
+      const int c_stage = use % C_STAGES, stage = use % STAGES;
+      const uint32_t full = base + FULL + 8 * stage, to = base + STAGES_AT + stage * STAGE;
+      if (!ENDS) {
+        kr_barrier_await(base + C_EMPTY + 8 * c_stage, parity_of(use, C_STAGES) ^ 1);
+        kr_barrier_expect(base + C_FULL + 8 * c_stage, BLOCKS * TILE);
+#pragma unroll
+        for (int k = 0; k < BLOCKS; k++) kr_load_box(base + C_AT + (c_stage * BLOCKS + k) * TILE, map_C, base + C_FULL + 8 * c_stage, 64 * k, c * Q, t.g, t.b);
+      }
+      kr_barrier_await(base + EMPTY + 8 * stage, parity_of(use, STAGES) ^ 1);
+      int n_heads = 0;
+#pragma unroll
+      for (int w = 0; w < HEADS; w++) n_heads += slot_at(h, t, w).h >= 0;
+      kr_barrier_expect(full, (BLOCKS + n_heads) * TILE);
+#pragma unroll
+      for (int k = 0; k < BLOCKS; k++) kr_load_box(to + k * TILE, map_B, full, 64 * k, c * Q, t.g, t.b);
+#pragma unroll
+      for (int w = 0; w < HEADS; w++) {
+        const slot at = slot_at(h, t, w);
+        if (at.h >= 0) kr_load_box(to + (BLOCKS + w) * TILE, map_x, full, at.p0, c * Q, at.h, t.b);
+      }
+    }
+  }
+}
+
+/* By a warp, for one warpgroup. */
+template <int ENDS>
+KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
+  const kr_ssd_plan &p = h.p;
+  const int lane = kr_thread() & 31;
+  int use = 0;
+  for (int i = 0, n = n_tasks(h); i < n; i++) {
+    const task t = task_at(h, i);
+    const slot at = slot_at(h, t, w);
+    if (ENDS && t.end == h.n_chunks) continue;
+    if (at.h < 0) continue;
+    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
+    raw_steps raw = load_steps(p, t.b, at.h, (int64_t)t.first * Q, p.L);
+    for (int c = t.first; c < t.end; c++, use++) {
+      const int stage = use % STAGES;
+      const lane_steps v = sum_steps(p, raw, A, bias, (int64_t)c * Q, p.L);
+      if (c + 1 < t.end) raw = load_steps(p, t.b, at.h, (int64_t)(c + 1) * Q, p.L);
+      head_steps &s = *(head_steps *)(shared + STEPS_AT + (stage * HEADS + w) * KR_SSD_HOPPER_STEPS_BYTES);
+      kr_barrier_await(base + STEPS_EMPTY + 8 * (stage * HEADS + w), parity_of(use, STAGES) ^ 1);
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const int j = lane + 32 * k;
+        const float from = v.a[k] - kr_log2(v.d[k]); /* d is 0 or more: the host sees to it */
+        s.a[j] = v.a[k], s.from[j] = from, s.segment[j] = v.segment[k];
+        s.left[j] = v.segment[k] == v.last ? kr_exp2(v.total - from) : 0.0f;
+        s.reach[j] = v.segment[k] == 0 ? kr_exp2(v.a[k]) : 0.0f;
+      }
+      if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
+      kr_sync_warp();
+      if (lane == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * (stage * HEADS + w));
+    }
+  }
+}
+
+/* ---- a multiplying warpgroup -------------------------------------------------------------------------------------------------- */
+
+typedef struct lanes {
+  int w, thread, warp, lane, g, q, row;
+} lanes;
+
+KR_DEV lanes lanes_of(int thread) {
+  const int t = thread & 127;
+  return lanes{thread / 128 - 1, t, t >> 5, t & 31, (t & 31) >> 2, t & 3, 16 * (t >> 5) + ((t & 31) >> 2)};
+}
+
+KR_DEV void sync_group(const lanes &me) { kr_sync_at<128>(OWN_BARRIER + me.w); }
+
+/* Each warp of the warpgroup is done with it. */
+KR_DEV void release(uint32_t barrier, const lanes &me) {
+  kr_sync_warp();
+  if (me.lane == 0) kr_barrier_arrive(barrier);
+}
+
+/* Four 8 x 8 matrices of pairs, to rows row and row + 8 and chunks `chunk` and the next of a tile. */
+KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+#ifdef KR_EMULATE
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk) + 4 * me.q) = a;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk) + 4 * me.q) = b;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk + 1) + 4 * me.q) = c;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk + 1) + 4 * me.q) = d;
+#else
+  kr_store_matrices(kr_shared_at(tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4))), a, b, c, d);
+#endif
+}
+
+/* The state as a factor of the next chunk: [channel][state]. */
+KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
+#pragma unroll
+  for (int j = 0; j < N / 8; j += 2)
+    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]), pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
+  kr_show_to_copies();
+}
+
+KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me, const float (&s)[N / 2]) {
+  float *const to = (float *)v.data + b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
+  const int rows = p.P - at.p0 - me.row, columns = p.N - 2 * me.q;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) {
+    const int c = (i >> 1 & 1) * 8, n = 8 * (i >> 2) + (i & 1);
+    if (c < rows && n < columns) to[c * v.t + n * v.n] = s[i];
+  }
+}
+
+/* A state as fragments: a thread's four by four. */
+KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) { return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS); }
+KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; i++) {
+    const kr_float4 v = from[i * 128 + me.thread];
+    s[4 * i] = v.v[0], s[4 * i + 1] = v.v[1], s[4 * i + 2] = v.v[2], s[4 * i + 3] = v.v[3];
+  }
+}
+KR_DEV void write_fragments(kr_float4 *to, const lanes &me, const float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; i++) to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
+}
+
+KR_DEV void clear_state(float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) s[i] = 0;
+}
+KR_DEV int spoilt_state(const float (&s)[N / 2]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) zero = kr_fma(s[i], 0.0f, zero);
+  return !(zero == 0);
+}
+
+/* P as a factor, from C B^T. */
+KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me, int has_sequences) {
+  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++) {
+    if (j > 2 * me.warp + 1) { /* tokens after all of these */
+      w[2 * j] = w[2 * j + 1] = 0;
+      continue;
+    }
+    const int column = 8 * j + 2 * me.q;
+    const kr_float2 from = *(const kr_float2 *)&s.from[column];
+    float v[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) v[r][k] = cb[4 * j + 2 * r + k] * kr_exp2(a[r] - from.v[k]);
+    if (j >= 2 * me.warp) {
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) v[r][k] = column + k <= me.row + 8 * r ? v[r][k] : 0.0f;
+    }
+    if (has_sequences) {
+      const kr_float2 other = *(const kr_float2 *)&s.segment[column];
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) v[r][k] = other.v[k] == s.segment[me.row + 8 * r] ? v[r][k] : 0.0f;
+    }
+    w[2 * j] = pack(v[0][0], v[0][1]), w[2 * j + 1] = pack(v[1][0], v[1][1]);
+  }
+}
+
+/* (2^(a_end - a_j) d_j X)^T as a factor: a warp's 16 channels. */
+KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me) {
+#pragma unroll
+  for (int k = 0; k < Q / 16; k++) {
+    uint32_t a[4];
+    kr_load_matrices_turned(a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const kr_float2 left = *(const kr_float2 *)&s.left[16 * k + 8 * i + 2 * me.q];
+#pragma unroll
+      for (int r = 0; r < 2; r++) w[4 * k + 2 * i + r] = pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
+    }
+  }
+}
+
+/* Y + D x to the warp's rows of a tile, and from there to memory. */
+KR_DEV void write_output(const kr_ssd_plan &p, const task &t, const slot &at, int c, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D, unsigned char *tile, const head_steps &s) {
+  const int last_row = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
+#pragma unroll
+  for (int j = 0; j < Q / 8; j += 2) {
+    if (p.D.data) {
+      uint32_t own[4];
+      kr_load_matrices(own, x + kr_swizzle<128>(16 * me.warp + (me.lane & 15), j + (me.lane >> 4)));
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const kr_float2 d = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+          for (int k = 0; k < 2; k++) y[4 * (j + i) + 2 * r + k] = kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
+      }
+    }
+    uint32_t two[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        two[2 * i + r] = pack(y[4 * (j + i) + 2 * r], y[4 * (j + i) + 2 * r + 1]);
+        if (p.seq_idx) two[2 * i + r] = s.segment[me.row + 8 * r] < 0 ? 0 : two[2 * i + r];
+      }
+    put_matrices(tile, me, j, two[0], two[1], two[2], two[3]);
+  }
+  kr_sync_warp();
+  const int chunk = me.lane & 7;
+  uint16_t *to = (uint16_t *)p.out.data + t.b * p.out.b + ((int64_t)c * Q + 16 * me.warp + (me.lane >> 3)) * p.out.t + at.h * p.out.h + at.p0 + 8 * chunk;
+#pragma unroll
+  for (int i = 0; i < 4; i++, to += 4 * p.out.t) {
+    const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
+    const kr_raw16 eight = *(const kr_raw16 *)(tile + kr_swizzle<128>(row, chunk));
+    if (row < last_row && at.p0 + 8 * chunk < p.P) *(kr_raw16 *)to = eight;
+  }
+  kr_sync_warp();
+}
+
+/* d = C F^T, F of 64 rows, under way: C B^T, C S^T. */
+KR_DEV void start_product(uint32_t C, uint32_t F, float (&d)[32]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(C + i * TILE + k * KR_K_STEP_BYTES), kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
+  kr_wgmma_commit();
+}
+
+KR_DEV void start_output(uint32_t x, const uint32_t (&w)[Q / 4], float (&y)[Q / 2]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < Q / 16; k++) kr_wgmma_step_registers<PB, half_type, 1>(y, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3], kr_mn_major(x + k * KR_MN_STEP_BYTES, TILE), 1);
+  kr_wgmma_commit();
+}
+
+/* The state's part, too, unless nothing is left of it: not even NaN may pass to another sequence. */
+KR_DEV void start_state(uint32_t B, const uint32_t (&w)[Q / 4], float keeps, float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) s[i] *= keeps;
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < Q / 16; k++) kr_wgmma_step_registers<N, half_type, 1>(s, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3], kr_mn_major(B + k * KR_MN_STEP_BYTES, TILE), k > 0 || keeps != 0);
+  kr_wgmma_commit();
+}
+
+/* A chunk of a warpgroup without a head: what others have is done with, too. */
+template <int ENDS>
+KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use) {
+  for (int c = t.first; c < t.end; c++, use++) {
+    if (!ENDS) kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)), release(base + C_EMPTY + 8 * (use % C_STAGES), me);
+    kr_barrier_await(base + FULL + 8 * (use % STAGES), parity_of(use, STAGES)), release(base + EMPTY + 8 * (use % STAGES), me);
+  }
+}
+
+/* The state that a task begins with. */
+template <int ENDS>
+KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
+  if (ENDS) {
+    clear_state(s);
+  } else if (t.first == 0) {
+    if (h.initial) read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
+    else clear_state(s);
+  } else if (h.joins) {
+    read_fragments(fragments_at(h, t.piece, me.w), me, s);
+  } else {
+    if (me.thread == 0) kr_await(h.ready + (kr_block_x() - 1) * HEADS + me.w, 1);
+    sync_group(me);
+    read_fragments(fragments_at(h, kr_block_x() - 1, me.w), me, s);
+  }
+}
+
+/* The state at its end, to who needs it. */
+template <int ENDS>
+KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me, const float (&s)[N / 2], float decay, int spoilt) {
+  if (ENDS) {
+    write_fragments(fragments_at(h, t.piece, me.w), me, s);
+    if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
+    return;
+  }
+  if (spoilt || spoilt_state(s)) h.p.spoilt[t.b * h.p.H + at.h] = 1;
+  if (t.end == h.n_chunks) {
+    if (h.p.final.data) write_state(h.p, h.p.final, t.b, at, me, s);
+  } else if (!h.joins) {
+    write_fragments(fragments_at(h, kr_block_x(), me.w), me, s);
+    sync_group(me);
+    if (me.thread == 0) kr_publish(h.ready + kr_block_x() * HEADS + me.w, 1);
+  }
+}
+
+template <int ENDS>
+KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole, unsigned char *shared, uint32_t base, int &use, int &own_use) {
+  const kr_ssd_plan &p = h.p;
+  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile = shared + Y_AT + whole.w * TILE;
+  float *const D = (float *)(shared + D_AT) + whole.w * PB;
+  float s[N / 2], decay = 0;
+  int spoilt = 0;
+  begin_state<ENDS>(h, t, whole, s);
+  if (!ENDS) {
+    if (p.D.data && whole.thread < PB) D[whole.thread] = at.p0 + whole.thread < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype) : 0.0f;
+    share_state(state, whole, s);
+    sync_group(whole);
+  }
+  for (int c = t.first; c < t.end; c++, use++, own_use++) {
+    const lanes me = lanes_of(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
+    const int stage = use % STAGES, c_stage = use % C_STAGES, own = own_use % STAGES;
+    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE);
+    const head_steps &steps = *(const head_steps *)(shared + anew(STEPS_AT + (own * HEADS + me.w) * KR_SSD_HOPPER_STEPS_BYTES));
+    const uint32_t B = base + STAGES_AT + stage * STAGE, steps_empty = base + STEPS_EMPTY + 8 * (own * HEADS + me.w);
+    float cb[Q / 2], y[Q / 2];
+    uint32_t w[Q / 4], inputs[Q / 4];
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
+    if (!ENDS) {
+      kr_barrier_await(base + C_FULL + 8 * c_stage, parity_of(use, C_STAGES));
+      start_product(base + C_AT + c_stage * BLOCKS * TILE, B, cb);
+    }
+    kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STAGES));
+    if (!ENDS) {
+      kr_wgmma_wait<Q, 0>(cb);
+      weigh(cb, w, steps, me, p.seq_idx != nullptr);
+      start_product(base + C_AT + c_stage * BLOCKS * TILE, base + STATE_AT + me.w * BLOCKS * TILE, y);
+      kr_wgmma_wait<PB, 0>(y);
+      release(base + C_EMPTY + 8 * c_stage, me);
+      const float low = steps.reach[me.row], high = steps.reach[me.row + 8];
+#pragma unroll
+      for (int i = 0; i < PB / 2; i++) y[i] *= i & 2 ? high : low;
+      start_output(base + STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE, w, y);
+      kr_wgmma_wait<PB, 0>(y);
+    }
+    weigh_inputs(x, inputs, steps, me);
+    if (ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
+    const float keeps = steps.keeps;
+    if (keeps == 0) spoilt |= spoilt_state(s);
+    start_state(B, inputs, keeps, s);
+    if (!ENDS) write_output(p, t, at, c, me, y, x, D, y_tile, steps);
+    kr_wgmma_wait<N, 0>(s);
+    release(base + EMPTY + 8 * stage, me);
+    release(steps_empty, me);
+    if (!ENDS && c + 1 < t.end) {
+      sync_group(me); /* all four warps have read the state before */
+      share_state(state, me, s);
+      sync_group(me);
+    }
+  }
+  if (!ENDS) sync_group(whole);
+  end_state<ENDS>(h, t, at, whole, s, decay, spoilt);
+}
+
+template <int ENDS>
+KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t base) {
+  const lanes me = lanes_of(kr_thread());
+  int use = 0, own_use = 0;
+  for (int i = 0, n = n_tasks(h); i < n; i++) {
+    const task t = task_at(h, i);
+    const slot at = slot_at(h, t, me.w);
+    if (ENDS && t.end == h.n_chunks) continue;
+    if (at.h < 0) pass_chunks<ENDS>(t, me, base, use);
+    else walk_task<ENDS>(h, t, at, me, shared, base, use, own_use);
+  }
+}
+
+template <int ENDS>
+KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
+  KR_DYNAMIC_SHARED(all);
+  const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
+  unsigned char *const shared = all + (base - start);
+  if (kr_thread() == 0) {
+    for (int i = 0; i < C_STAGES; i++) kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STAGES; i++) kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STAGES * HEADS; i++) kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
+    kr_barriers_opened();
+    for (int i = 0; i < 3; i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
+  }
+  kr_sync();
+  if (kr_thread() < 128) {
+    kr_give_registers<HEADS == 3 ? 56 : 40>();
+    const int warp = kr_thread() >> 5;
+    if (kr_thread() == 0) copy_boxes<ENDS>(h, maps, base);
+    else if (warp > 0 && warp <= HEADS) sum_chunks<ENDS>(h, warp - 1, shared, base);
+  } else {
+    kr_take_registers<HEADS == 3 ? 152 : 232>();
+    walk<ENDS>(h, shared, base);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper(const kr_ssd_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper, maps);
+  run<0>(plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_ends, maps);
+  run<1>(plan, maps);
+}
+
+/* ---- pieces of time ------------------------------------------------------------------------------------------------------------ */
+
+/* The block whose range has this chunk. */
+KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
+  const int within = h.longer * (h.per_block + 1);
+  return chunk < within ? chunk / (h.per_block + 1) : h.longer + (chunk - within) / h.per_block;
+}
+
+/* Four elements of a unit's initial state, as they lie in a warpgroup's fragments: 8 states from 8 j on. */
+KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
+  const kr_ssd_tensor &v = h.p.initial;
+  kr_float4 s;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int c = at.p0 + 16 * (kr_thread() >> 5) + ((kr_thread() & 31) >> 2) + 8 * (i >> 1), n = 8 * j + 2 * (kr_thread() & 3) + (i & 1);
+    s.v[i] = v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
+  }
+  return s;
+}
+
+KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
+  const int row = unit / h.per_group, b = row / h.n_groups;
+  return task{unit, b, row - b * h.n_groups, 0, 0, 0};
+}
+
+/* A block per eight states, head of the block, and unit. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopper_plan plan) {
+  const kr_ssd_hopper_plan &h = plan;
+  const int begin = kr_block_z() * h.n_chunks;
+  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(), w = kr_block_y();
+  const task t = unit_at(h, kr_block_z());
+  const slot at = slot_at(h, t, w);
+  if (at.h < 0) return;
+  kr_float4 s = initial_at(h, t, at, kr_block_x());
+  kr_float4 *const place = fragments_at(h, t.unit, w) + kr_block_x() * 128 + thread; /* of piece t.unit */
+  const int64_t step = HEADS * STATE_FLOATS / 4;
+  for (int k = first; k <= last; k += 8) {
+    kr_float4 ends[8];
+    float decays[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (k + i < last) ends[i] = place[(k + i) * step], decays[i] = h.decays[(k + i + t.unit) * HEADS + w];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      if (k + i > first && k + i <= last) place[(k + i) * step] = s;
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        if (k + i < last) s.v[j] = decays[i] > 0 ? ends[i].v[j] : kr_fma(kr_exp2(decays[i]), s.v[j], ends[i].v[j]);
+    }
+  }
+}
+
+/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and unit. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
+  const kr_ssd_hopper_plan &h = plan;
+  const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
+  if (i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
+  if (!h.joins && i < h.n_blocks * HEADS) h.ready[i] = 0;
+  const int j = kr_block_x() % (N / 8), w = kr_block_x() / (N / 8) % HEADS, unit = kr_block_x() / (N / 8 * HEADS);
+  if (!h.initial || unit >= h.n_units) return;
+  const task t = unit_at(h, unit);
+  const slot at = slot_at(h, t, w);
+  if (at.h >= 0) ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] = initial_at(h, t, at, j);
+}
