@@ -1,5 +1,5 @@
-"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient is
-deterministic unless deterministic=False is all that is asked for and a GPU has a faster row."""
+"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient adds in
+any order with deterministic=False (the default, as upstream's) where a GPU has a row that gains by it, and is bitwise the same over repeats otherwise."""
 
 import torch
 
