@@ -16,6 +16,7 @@ extern "C" {
  * KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0.
  * Where the state starts again, by seq_idx, the convolution does too. Tensors between two of these steps are of x's type. */
 #define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
+#define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
 
 typedef struct krait_mamba2_inner_args {
   krait_call call;
@@ -29,7 +30,7 @@ typedef struct krait_mamba2_inner_args {
   krait_view conv_weight;          /* (HP + 2GN, W) */
   krait_view conv_bias;            /* (HP + 2GN) or absent */
   krait_view dt_bias;              /* (H) or absent */
-  krait_view A;                    /* (H) float32 */
+  krait_view A;                    /* (H) float32, or with KRAIT_MAMBA2_LOG_A any float type */
   krait_view Dvec;                 /* (H,P) or absent; stride 0 along P for one value per head */
   krait_view norm_weight;          /* (HP) or absent: no norm */
   krait_view out_proj_weight;      /* (M, F + HP); absent with M == 0 */
@@ -59,7 +60,7 @@ typedef struct krait_mamba2_inner_bwd_args {
   krait_view dfinal_states;        /* (B,H,P,N) float type or absent */
   krait_view dx;                   /* like x */
   krait_view din_proj_weight, din_proj_bias, dconv_weight, dconv_bias, ddt_bias; /* like their inputs */
-  krait_view dA;                   /* (H) float32 */
+  krait_view dA;                   /* (H) type of A */
   krait_view dDvec;                /* (H,P); where Dvec's stride along P is 0 (H,1), the sums over P */
   krait_view dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states;    /* like their inputs */
 } krait_mamba2_inner_bwd_args;

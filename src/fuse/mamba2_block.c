@@ -60,8 +60,10 @@ static kr_tensor convolve(const inner *i, kr_tensor rows) {
 static void scan(const inner *i, kr_tensor xBC, kr_tensor dt, kr_tensor z, kr_tensor out) {
   const kr_mamba2_block *b = i->b;
   const int64_t D = i->H * i->P, S = i->G * i->N;
+  const kr_tensor A = b->log_A ? kr_graph_temp(i->g, b->dtype == KRAIT_F64 ? KRAIT_F64 : KRAIT_F32, KR_DIMS(i->H)) : b->A;
+  if (b->log_A) kr_graph_pointwise(i->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
   kr_graph_call(i->g, "ssd", &kr_op_ssd, &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS, .dt_min = b->dt_min, .dt_max = b->dt_max, .x = view(i, as_heads(i, columns_of(i, xBC, 0, D), i->H, i->P)),
-                .dt = view(i, dt), .A = view(i, b->A), .Bmat = view(i, as_heads(i, columns_of(i, xBC, D, S), i->G, i->N)), .Cmat = view(i, as_heads(i, columns_of(i, xBC, D + S, S), i->G, i->N)),
+                .dt = view(i, dt), .A = view(i, A), .Bmat = view(i, as_heads(i, columns_of(i, xBC, D, S), i->G, i->N)), .Cmat = view(i, as_heads(i, columns_of(i, xBC, D + S, S), i->G, i->N)),
                 .Dvec = view(i, b->Dvec), .z = z ? view(i, as_heads(i, z, i->H, i->P)) : (krait_view){0}, .dt_bias = view(i, b->dt_bias), .initial_states = view(i, b->initial_states),
                 .seq_idx = view(i, b->seq_idx), .out = view(i, as_heads(i, out, i->H, i->P)), .final_states = view(i, b->final_states)});
 }

@@ -6,7 +6,7 @@
 
 typedef struct kr_mamba2_block {
   int64_t P, G, F; /* channels of a head, groups, channels of the MLP part */
-  int32_t activation, norm_before_gate;
+  int32_t activation, norm_before_gate, log_A; /* log_A: A is -exp of it */
   float eps, dt_min, dt_max;
   int32_t dtype;   /* of tensors between two steps */
   /* As in krait_mamba2_inner_args; 0: absent. */

@@ -33,7 +33,7 @@ static void record_inputs(recorded *r, int32_t dtype) {
   const inner_args *a = r->args;
   kr_mamba2_block *b = &r->block;
   const int is_half = a->x.dtype == KRAIT_F16 || a->x.dtype == KRAIT_BF16;
-  *b = (kr_mamba2_block){.P = a->P, .G = a->G, .F = a->F, .activation = a->activation, .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0,
+  *b = (kr_mamba2_block){.P = a->P, .G = a->G, .F = a->F, .activation = a->activation, .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0, .log_A = (a->call.flags & KRAIT_MAMBA2_LOG_A) != 0,
                          .eps = a->eps, .dt_min = a->dt_min, .dt_max = a->dt_max, .dtype = is_half ? a->x.dtype : dtype};
 #define INPUT(field, ...) b->field = kr_graph_own_argument(r->g, a, &a->field, #field, KR_DIMS(__VA_ARGS__))
   INPUT(x, a->B, a->L, a->K ? a->K : columns(a));

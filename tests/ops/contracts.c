@@ -261,7 +261,7 @@ static const rule rules[] = {
     {"mamba2_inner", AT(mamba2_inner, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0}, {"mamba2_inner", AT(mamba2_inner, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
     {"mamba2_inner", AT(mamba2_inner, K), SIZE, 0, ARG, "in_proj_weight cannot be given with K == 0", 0},
     {"mamba2_inner", AT(mamba2_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
-    {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0}, {"mamba2_inner", 0, FLAGS, 2, ARG, "unknown flags 0x2", 0},
+    {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0}, {"mamba2_inner", 0, FLAGS, 4, ARG, "unknown flags 0x4", 0},
     VIEW(mamba2_inner, x, 1), VIEW(mamba2_inner, in_proj_weight, 1), VIEW(mamba2_inner, conv_weight, 1), VIEW(mamba2_inner, A, 1), VIEW(mamba2_inner, out_proj_weight, 1),
     VIEW(mamba2_inner, out, 1), VIEW(mamba2_inner, Dvec, 0), VIEW(mamba2_inner, dt_bias, 0), VIEW(mamba2_inner, norm_weight, 0), VIEW(mamba2_inner, initial_states, 0),
     MODE(mamba2_inner, y, KRAIT_F32, 0, "y cannot be given without norm_weight"), 

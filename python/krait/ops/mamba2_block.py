@@ -19,7 +19,7 @@ _INPUTS = "x conv_weight conv_bias dt_bias A Dvec norm_weight initial_states seq
 _FORWARD = Operator("mamba2_inner", _INPUTS + "out final_states xBC y", Dvec=_ONE_OF_HEAD)
 _BACKWARD = Operator("mamba2_inner_bwd", _INPUTS + "xBC y dout dfinal_states dx dconv_weight dconv_bias ddt_bias dA dDvec dnorm_weight dinitial_states",
                      Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
-_NORM_BEFORE_GATE = 1  # KRAIT_MAMBA2_NORM_BEFORE_GATE
+_NORM_BEFORE_GATE, _LOG_A = 1, 2  # KRAIT_MAMBA2_*
 _signature = signer(13)
 _known = {}
 _MOST_KNOWN = 1024
@@ -49,7 +49,7 @@ class Options(NamedTuple):
     eps: float
     low: float
     high: float
-    log_A: bool  # A is -exp of what is given, in float32
+    log_A: bool  # A is -exp of what is given
     want_final: bool
 
 
@@ -62,7 +62,7 @@ def _numbers(x, conv, A, o):
 
 
 def _flags(o):
-    return _NORM_BEFORE_GATE if o.norm_before_gate else 0
+    return (_NORM_BEFORE_GATE if o.norm_before_gate else 0) | (_LOG_A if o.log_A else 0)
 
 
 def _matrix(t):
@@ -89,7 +89,7 @@ def _run_inner(call, inputs, o, keep):
 
 
 def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
-    """-> gradients of all inputs but seq_idx, those of A and D in float32; wanted: of which of them, x's always."""
+    """-> gradients of all inputs but seq_idx; wanted: of which of them, x's always."""
     grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
     x, conv, A = inputs[0], inputs[1], inputs[4]
     if call.words is None:
@@ -203,7 +203,7 @@ def _forward(plan, keep, x, w):
     zx = x
     if w.in_proj is not None:
         zx = _product(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
-    A = torch.exp(w.A.float()).neg_() if o.log_A else w.A.float()
+    A = w.A if o.log_A else w.A.float()
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
@@ -233,7 +233,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
     inside = (True, *wanted[3:9], wanted[11])
     call = plan.calls[1].follower(_BACKWARD, (layout(dout), layout(dfinal), inside))
     dzx, grads[3], grads[4], grads[5], dA, dD, grads[8], grads[11] = _run_inner_backward(call, inputs, (xBC, y), dout, dfinal, o, inside)
-    grads[6] = None if dA is None else (dA.mul_(A) if o.log_A else dA).to(w.A.dtype)
+    grads[6] = None if dA is None else dA.to(w.A.dtype)
     grads[7] = dD
     if w.in_proj is None:
         grads[0] = dzx

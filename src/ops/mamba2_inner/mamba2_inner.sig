@@ -1,6 +1,6 @@
 # A Mamba-2 block and its gradient.
 op mamba2_inner
-  flags KRAIT_MAMBA2_NORM_BEFORE_GATE 0.4
+  flags KRAIT_MAMBA2_NORM_BEFORE_GATE 0.4  KRAIT_MAMBA2_LOG_A 0.5
   size B >= 0
   size L >= 0
   size K >= 0
@@ -27,7 +27,7 @@ op mamba2_inner
   conv_weight      in   parameter   float   (channels,W) normal 0 0.5
   conv_bias        in?  parameter   float   (channels)   normal 0 0.5  chance 0.6  usual
   dt_bias          in?  parameter   float   (H)          uniform 0 0.5  chance 0.8  usual
-  A                in   parameter   f32     (H)          uniform -2 -0.01
+  A                in   parameter   float with KRAIT_MAMBA2_LOG_A else f32  (H)          uniform -2 -0.01
   Dvec             in?  parameter   float   (H,P)        chance 0.8  usual
   norm_weight      in?  parameter   float   (H*P)        normal 1 0.3  chance 0.7  usual
   out_proj_weight  in   parameter   float   (M,inner)    normal 0 0.1  absent with M == 0
@@ -53,7 +53,7 @@ op mamba2_inner_bwd
   dconv_weight      out?  of conv_weight
   dconv_bias        out?  of conv_bias
   ddt_bias          out?  of dt_bias
-  dA                out?  of A                f32
+  dA                out?  of A                float with KRAIT_MAMBA2_LOG_A else f32
   dDvec             out?  of Dvec
   dnorm_weight      out?  of norm_weight      absent without norm_weight
   dout_proj_weight  out?  of out_proj_weight
