@@ -163,7 +163,7 @@ static int64_t sums_tiles(const krait_attention_bwd_args *a) {
 static const char *refuse_order(const krait_attention_bwd_args *a) {
   if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
   if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are wanted";
-  return sums_tiles(a) > INT32_MAX ? "too many rows" : NULL;
+  return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
 }
 
 static int64_t sums_channels(const krait_attention_bwd_args *a) { return a->D > 64 ? 128 : 64; }
