@@ -162,7 +162,7 @@ static int bench_describe(const settings *s) {
 }
 
 static int bench_seedvr(const settings *s) {
-  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json};
+  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json, .by_kernel = s->by_kernel};
   const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
   return exit_status >= 0 ? exit_status : kr_bench_seedvr_run(&s->run, &b);
 }
@@ -179,7 +179,7 @@ int cmd_bench(int argc, char **argv) {
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
       KR_SWITCH("narrow-states", 0, &s.narrow_states, "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
-      KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), the calls of a training step, or the kinds of calls of a prompt and a step of generate"),
+      KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), the calls of a training step or of SeedVR's blocks, or the kinds of calls of a prompt and a step of generate"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
       KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),

@@ -20,10 +20,15 @@ static int add_json(json_t *list, const krait_seedvr_shape *s, const krait_seedv
                                                (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes));
 }
 
+static void print_node(void *user, const char *line) {
+  (void)user;
+  printf("    %s\n", line);
+}
+
 static int32_t time_one(const krait_ctx *ctx, const kr_bench_seedvr *b, int variant, int64_t n_frames, json_t *list) {
   const krait_seedvr_shape shape = {.size = sizeof shape, .variant = variant, .n_frames = n_frames, .width = 1280, .height = 720};
   krait_seedvr_timing t = {.size = sizeof t};
-  const int32_t status = krait_seedvr_measure(ctx, &shape, b->dtype, 0.5, &t);
+  const int32_t status = krait_seedvr_measure(ctx, &shape, b->dtype, 0.5, b->by_kernel && !list ? print_node : NULL, NULL, &t);
   if (status < 0) return status;
   if (!list) print_line(&shape, &t);
   return list && add_json(list, &shape, &t) != 0 ? KRAIT_ERR_NO_MEMORY : KRAIT_OK;

@@ -491,4 +491,5 @@ def main():
         pathlib.Path(o.json).write_text(json.dumps(results, indent=1))
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -86,8 +86,11 @@ typedef struct krait_seedvr_timing {
   int64_t n_windows[2], longest[2];     /* plain, shifted; tokens of the longest with the text */
   uint64_t weight_bytes, work_bytes;    /* of a block; all else that a run needs */
 } krait_seedvr_timing;
-/* dtype: float32, or on a GPU float16 or bfloat16. Runs for about budget_s, at least once. */
-KRAIT_API int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_timing *timing);
+/* dtype: float32, or on a GPU float16 or bfloat16. Runs for about budget_s, at least once. report: NULL, or a line for each operator of both blocks, with its
+ * time. */
+typedef void (*krait_seedvr_report_fn)(void *user, const char *line);
+KRAIT_API int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_report_fn report, void *user,
+                                       krait_seedvr_timing *timing);
 
 #ifdef __cplusplus
 }

@@ -21,6 +21,12 @@ for weights, golden in pairs:
     bound = {"wav": 2e-5}
     check(all(0 <= row["rel_l2"] <= bound.get(row["name"], 1e-5) and 0 <= row["max_abs"] <= 2e-4 for row in report["outputs"]), f"{golden.name}: {report}")
 
+SEEDVR = GOLDEN.parent / "seedvr"
+for name in ("dit3b", "dit7b"):
+    done = krait("verify", SEEDVR / f"{name}.weights.safetensors", SEEDVR / f"{name}.golden.safetensors", "--rtol", 2e-6, "--json")
+    names = {row["name"] for row in json.loads(done.stdout)["outputs"]}
+    check(done.returncode == 0 and {"emb", "window_q1", "block1.vid", "vid_out"} <= names, f"{name}: {done}")
+
 weights, golden = pairs[0]
 text = krait("verify", weights, golden, "--threads", 1).stdout.decode()
 check(text.count("\n") == 5 and text.endswith("within tolerance: rtol 0.0001, atol 0.001\n"), text)

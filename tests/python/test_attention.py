@@ -282,6 +282,69 @@ def test_low_level(device):
     assert len(flash_attn_2_cuda.fwd_kvcache(q, k.detach(), v.detach(), None, None, None, None, None, None, None, None, None, None, 1.0, False, -1, -1, 0.0, False, 0)) == 2
 
 
+def test_named_operators(device):
+    """torch.ops.flash_attn.*, as code calls them that was written for 2.7 and 2.8."""
+    if not hasattr(torch.library, "custom_op"):
+        pytest.skip("this torch registers no operators")
+    ops = torch.ops.flash_attn
+    q, k, v = make(device, grad=False)
+    scale = 32 ** -0.5
+    out, lse, shown, rng = ops._flash_attn_forward(q, k, v, 0.0, scale, True, -1, -1, 0.0, None, False)
+    assert torch.equal(out, flash_attn_func(q, k, v, causal=True)) and lse.shape == (2, 4, 19) and shown.numel() == 0 and rng.shape == (2,)
+    dout, grads = torch.randn_like(out), [torch.empty_like(t) for t in (q, k, v)]
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    wanted = torch.autograd.grad(flash_attn_func(*leaves, causal=True), leaves, dout)
+    ops._flash_attn_backward(dout, q, k, v, out, lse, *grads, 0.0, scale, True, -1, -1, 0.0, None, False, rng_state=rng)
+    assert all(refs.relative(g, w) < 1e-6 for g, w in zip(grads, wanted))
+    flat, offsets = [t.flatten(0, 1) for t in (q, k, v)], torch.tensor([0, 19, 38], dtype=torch.int32, device=device)
+    packed, lse, _, _ = ops._flash_attn_varlen_forward(*flat, offsets, offsets, 19, 19, 0.0, scale, True)
+    assert refs.relative(packed, out.flatten(0, 1)) < 1e-6 and lse.shape == (4, 38)
+    more = [torch.empty_like(t) for t in flat]
+    ops._flash_attn_varlen_backward(dout.flatten(0, 1), *flat, packed, lse, *more, offsets, offsets, 19, 19, 0.0, scale, True, -1, -1, 0.0, None, True)
+    assert all(refs.relative(g, w.flatten(0, 1)) < 1e-6 for g, w in zip(more, wanted))
+    torch.library.opcheck(ops._flash_attn_forward, (q, k, v, 0.3, scale, True, -1, -1, 0.0, None, True), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops._flash_attn_varlen_forward, (*flat, offsets, offsets, 19, 19, 0.0, scale, True), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops._flash_attn_backward, (dout, q, k, v, out, ops._flash_attn_forward(q, k, v, 0.0, scale, True, -1, -1, 0.0, None, False)[1], *grads,
+                                                     0.0, scale, True, -1, -1, 0.0, None, False), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_named_operators_compile(device):
+    if not hasattr(torch.library, "custom_op"):
+        pytest.skip("this torch registers no operators")
+    q, k, v = make(device, grad=False)
+
+    def attend(q, k, v):
+        return torch.ops.flash_attn._flash_attn_forward(q * 2, k, v, 0.0, 0.1, False, -1, -1, 0.0, None, False)[0] + 1
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v), attend(q, k, v))
+
+
+# ---- SeedVR -----------------------------------------------------------------------------------------------------------
+class SeedVRAttention(torch.nn.Module):
+    """How SeedVR's one attention wrapper calls: everything by keyword, cast to bfloat16 just before, back after it."""
+
+    def forward(self, *args, **kwargs):
+        kwargs["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        return flash_attn_varlen_func(*args, **kwargs)
+
+
+def test_as_seedvr_calls_it(device):
+    lengths, heads, text = [4 * 5 * 3, 2 * 5 * 3, 4 * 2 * 3, 7], 3, 9
+    seqlens = torch.tensor([n + text for n in lengths], device=device)
+    offsets = F.pad(seqlens.cumsum(0), (1, 0)).int()
+    q, k, v = [torch.randn(int(seqlens.sum()), heads, 128, device=device) for _ in range(3)]
+    out = SeedVRAttention()(q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(), cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=int(seqlens.max()),
+                            max_seqlen_k=int(seqlens.max())).type_as(q)
+    begin = 0
+    for n in seqlens.tolist():
+        want, _ = reference(*[t[None, begin:begin + n].bfloat16().double() for t in (q, k, v)])
+        assert refs.relative(out[begin:begin + n], want[0]) < 5e-3
+        begin += n
+    q, k, v = [t.bfloat16().requires_grad_() for t in (q, k, v)]
+    SeedVRAttention()(q=q, k=k, v=v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=int(seqlens.max()), max_seqlen_k=int(seqlens.max())).sum().backward()
+    assert all(bool(t.grad.isfinite().all()) for t in (q, k, v))
+
+
 # ---- caches -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("paged", [False, True])
 def test_decoding_equals_one_pass(device, paged):

@@ -67,6 +67,11 @@ static int32_t time_runs(const work *m, double budget_s, krait_seedvr_timing *t)
   return KRAIT_OK;
 }
 
+static int32_t report_nodes(const work *m, krait_seedvr_report_fn report, void *user) {
+  KR_TRY(kr_runner_profile(m->g.runner, NULL));
+  return kr_graph_print(m->g.g, m->g.runner, report, user);
+}
+
 static int32_t measure(work *m, int32_t dtype, double budget_s, krait_seedvr_timing *t) {
   KR_TRY(kr_seedvr_weights_open(m->ctx, &m->c, NULL, dtype, &m->w));
   for (int i = 0; i < N_BLOCKS; i++) m->w.layers[i].text_ends = 0; /* two from the middle of the model */
@@ -82,7 +87,7 @@ static int32_t measure(work *m, int32_t dtype, double budget_s, krait_seedvr_tim
   return time_runs(m, budget_s, t);
 }
 
-int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_timing *timing) {
+int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_report_fn report, void *user, krait_seedvr_timing *timing) {
   krait_seedvr_timing t = {.size = sizeof t};
   krait_seedvr_shape s;
   KR_CHECK(ctx && shape && timing, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: ctx, shape and timing must not be NULL");
@@ -97,6 +102,7 @@ int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *sha
   kr_config_close(&config);
   m.g.n_text = TEXT_TOKENS, m.g.blocks_only = 1;
   if (status >= 0) status = measure(&m, dtype, budget_s, &t);
+  if (status >= 0 && report) status = report_nodes(&m, report, user);
   for (int i = 0; i < 3; i++)
     if (m.blocks[i] && ctx->cuda) kr_cuda_free(ctx->cuda, m.blocks[i]);
     else kr_free(m.blocks[i]);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "attention_cuda.h"
+#include "attention_sums.h"
 #include "cuda_row.h"
 #include "op_list.h"
 #include "status.h"
@@ -150,4 +151,99 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   if (p->dq.data) kr_chain_add(&rest, &dq[edged][wide][bf16], &by_rows, &rows);
   if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
+}
+
+/* ---- one walk: dq is added up in memory ----------------------------------------------------------------------------------------------- */
+
+/* Tiles of 64 rows of a head. */
+static int64_t sums_tiles(const krait_attention_bwd_args *a) {
+  return kr_has(&a->cu_seqlens_q) ? 2 * ((a->Lq + KR_SUMS_ROWS * a->B) / KR_SUMS_ROWS + 1) : 2 * a->B * ((a->Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS);
+}
+
+static const char *refuse_order(const krait_attention_bwd_args *a) {
+  if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
+  if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are wanted";
+  return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
+}
+
+static int64_t sums_channels(const krait_attention_bwd_args *a) { return a->D > 64 ? 128 : 64; }
+
+static uint64_t sums_scratch(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)) + (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
+}
+
+/* Heads of keys whose rows and sums share half of the L2 cache. */
+static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
+  const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H / p->heads;
+  return (int32_t)(most < 1 ? 1 : most < all ? most : all);
+}
+
+static kr_attention_plan sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+  kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  p.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a))), p.n_splits = (int32_t)sums_tiles(a);
+  p.section = keys_together(ctx, &p, sums_channels(a));
+  return p;
+}
+
+static kr_grid sums_clear_grid(const krait_ctx *ctx, void *stream) { return (kr_grid){.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors * 4, .block = 256, .stream = stream}; }
+static kr_grid sums_end_grid(const kr_attention_plan *p, void *stream) { return (kr_grid){.x = (uint32_t)((p->rows_q + 63) / 64) * (uint32_t)(p->B * p->H), .block = 128, .stream = stream}; }
+
+const char *kr_attention_bwd_hopper_sums_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = refuse_order(args);
+  if (!why) why = kr_attention_bwd_hopper_refuse(ctx, args);
+  return why ? why : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SUMS_SHARED(128) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
+
+#define SUMS(name) {{"attention_hopper_sums_f16_64", name}, {"attention_hopper_sums_bf16_64", name}}, {{"attention_hopper_sums_f16_128", name}, {"attention_hopper_sums_bf16_128", name}}
+
+int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")}, walk[2][2] = {SUMS("kr_attention_hopper_sums")};
+  const krait_attention_bwd_args *a = args;
+  kr_attention_hopper_plan h = {.plan = sums_plan_of(ctx, a)};
+  const kr_attention_plan *p = &h.plan;
+  const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  const int32_t status = make_maps(ctx, &h, a, KR_HOPPER_SUMS_ROWS(D), own);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(p, a->call.stream);
+  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_SUMS_SHARED(D), .stream = a->call.stream};
+  kr_chain_add(&rest, &clear[wide][bf16], &all, &h);
+  kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &h);
+  kr_chain_add(&rest, &end[wide][bf16], &by_rows, &h);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
+}
+
+const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_attention_bwd_args *a = args;
+  const char *why = refuse_order(a);
+  if (!why) why = kr_attention_bwd_ampere_refuse(ctx, args);
+  if (why) return why;
+  if (a->softcap > 0 || kr_has(&a->alibi_slopes) || kr_has(&a->rng)) return "softcap, alibi_slopes or dropout";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(sums_channels(a)) ? "too little shared memory" : NULL;
+}
+
+uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
+
+#define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name "_64"}, {"attention_ampere_sums_bf16", name "_64"}}, {{"attention_ampere_sums_f16", name "_128"}, {"attention_ampere_sums_bf16", name "_128"}}
+
+int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel clear[2][2] = {AMPERE_SUMS("kr_attention_sums_clear")}, end[2][2] = {AMPERE_SUMS("kr_attention_sums_end")}, walk[2][2] = {AMPERE_SUMS("kr_attention_sums")};
+  const krait_attention_bwd_args *a = args;
+  const kr_attention_plan p = sums_plan_of(ctx, a);
+  const int wide = p.D > 64, D = wide ? 128 : 64, bf16 = p.q.dtype == KRAIT_BF16;
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, &p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(&p, a->call.stream);
+  const kr_grid by_keys = {.x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads), .block = KR_AMPERE_SUMS_THREADS, .shared_bytes = KR_AMPERE_SUMS_SHARED(D), .stream = a->call.stream};
+  kr_chain_add(&rest, &clear[wide][bf16], &all, &p);
+  kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &p);
+  kr_chain_add(&rest, &end[wide][bf16], &by_rows, &p);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }

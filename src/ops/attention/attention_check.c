@@ -87,6 +87,7 @@ static void choose_masks(kr_case *c) {
   krait_attention_args *a = (krait_attention_args *)c->args;
   if (kr_case_chance(c, 0.45)) a->call.flags |= KRAIT_ATTENTION_CAUSAL;
   if (kr_case_chance(c, 0.25)) a->call.flags |= KRAIT_ATTENTION_WINDOW;
+  if (c->sig->forward && kr_case_chance(c, 0.4)) a->call.flags |= KRAIT_ATTENTION_ANY_ORDER;
   a->window_left = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100), a->window_right = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100);
   a->scale = kr_case_chance(c, 0.3) ? (float)kr_case_uniform(c, 0.02, 0.5) : 0;
   a->softcap = a->dropout = 0;

@@ -164,6 +164,9 @@ int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, 
   return B <= 1 || (t->b % 8 == 0 && t->b > 0 && t->b < limit);
 }
 
+/* Channels of the kernel that takes the heads. */
+static int hopper_channels(const kr_attention_plan *p) { return p->D > 128 ? 256 : p->D > 64 ? 128 : 64; }
+
 const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
   const kr_attention_plan p = kr_attention_plan_of(a);
@@ -171,14 +174,14 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.q.dtype == KRAIT_F32) return "float32";
-  if (p.D != p.Dv || p.D > 128 || p.D % 8 != 0) return "heads above 128 channels, not of a multiple of eight, or of another size in v";
+  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
   if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
   if (p.table.data) return "pages";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
-  const int D = p.D > 64 ? 128 : 64;
+  const int D = hopper_channels(&p);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D)) ? "too little shared memory" : NULL;
 }
 
@@ -202,19 +205,18 @@ static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, cons
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2][2] = {{{{"attention_hopper_f16_64", "kr_attention_hopper"}, {"attention_hopper_bf16_64", "kr_attention_hopper"}},
-                                              {{"attention_hopper_f16_128", "kr_attention_hopper"}, {"attention_hopper_bf16_128", "kr_attention_hopper"}}},
-    {{{"attention_hopper_f16_64", "kr_attention_hopper_edged"}, {"attention_hopper_bf16_64", "kr_attention_hopper_edged"}},
-     {{"attention_hopper_f16_128", "kr_attention_hopper_edged"}, {"attention_hopper_bf16_128", "kr_attention_hopper_edged"}}}};
+#define HOPPER(name, wide) {{"attention_hopper_f16_64", name}, {"attention_hopper_bf16_64", name}}, {{"attention_hopper_f16_128", name}, {"attention_hopper_bf16_128", name}}, {{"attention_hopper_f16_256", wide}, {"attention_hopper_bf16_256", wide}}
+  static const kr_kernel kernels[2][3][2] = {{HOPPER("kr_attention_hopper", "kr_attention_hopper_edged")}, {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}};
+#undef HOPPER
   const krait_attention_args *a = args;
   kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
   kr_attention_plan *p = &h.plan;
-  const int wide = p->D > 64, D = wide ? 128 : 64, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0, keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
+  const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0, keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
   p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, a, rows, keys), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(p->n_units < n_multiprocessors ? p->n_units : n_multiprocessors), .block = (uint32_t)KR_HOPPER_THREADS_OF(D), .shared_bytes = KR_HOPPER_SHARED(D, keys), .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[edged][wide][p->q.dtype == KRAIT_BF16], &grid, &h, sizeof h);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[edged][size][p->q.dtype == KRAIT_BF16], &grid, &h, sizeof h);
 }

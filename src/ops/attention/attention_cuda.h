@@ -31,5 +31,7 @@ KR_ATTENTION_ROW(keys)
 KR_ATTENTION_ROW(bwd_base)
 KR_ATTENTION_ROW(bwd_ampere)
 KR_ATTENTION_ROW(bwd_hopper)
+KR_ATTENTION_ROW(bwd_hopper_sums)
+KR_ATTENTION_ROW(bwd_ampere_sums)
 
 #endif

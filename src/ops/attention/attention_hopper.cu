@@ -1,10 +1,16 @@
-/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D). A block is resident and takes tiles of rows in turn:
+/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). A block is resident and takes tiles of rows in turn:
  * one warp copies boxes of q, k and v; two or three warpgroups take 64 rows each. While the tensor cores make a tile's scores and the output of the tile before,
  * the other warpgroup has its exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
  * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
  * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
+
+#if defined KR_LARGE && !defined KR_EMULATE
+#define KR_TO_23 KR_TO_9 ", " KR_TEN(1) ", %20, %21, %22, %23"
+#define KR_INOUT_48 KR_INOUT8(0), KR_INOUT8(8), KR_INOUT8(16)
+KR_WGMMA_SHAPES(48, KR_TO_23)
+#endif
 
 #ifdef KR_HALF
 typedef kr_f16 element;
@@ -185,6 +191,16 @@ KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int
   }
 }
 
+/* One of EVERY eight columns' exponentials is a polynomial: the exponential unit, of which there is one for eight lanes of multiply-adds, is then not what
+ * everything waits for. To 1e-4, a fifth of float16's rounding; 0 for what lies below 2^-127. */
+enum { EVERY = D == 64 ? 4 : 64 };
+KR_DEV float exp2_by_products(float x) {
+  x = higher(x, -127.0f);
+  const float shifted = x + 12582912.0f /* 1.5 2^23: the whole part in the last bits */, rest = x - (shifted - 12582912.0f);
+  const float p = kr_fma(rest, kr_fma(rest, kr_fma(rest, 0.05500666f, 0.2422056f), 0.69328258f), 1.0f);
+  return kr_bits_to_float(kr_float_to_bits(p) + (kr_float_to_bits(shifted) << 23));
+}
+
 /* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled, by shrink. */
 template <int N>
 KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[2], float (&shrink)[2]) {
@@ -211,7 +227,8 @@ KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[
   for (int j = 0; j < N / 8; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      s[4 * j + i] = kr_exp2(kr_fma(s[4 * j + i], scale, -offset[i / 2]));
+      const float x = kr_fma(s[4 * j + i], scale, -offset[i / 2]);
+      s[4 * j + i] = j % EVERY == EVERY - 1 ? exp2_by_products(x) : kr_exp2(x);
       part[i / 2][i & 1] += s[4 * j + i];
     }
 #pragma unroll
@@ -373,11 +390,13 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
+#ifndef KR_LARGE /* of large heads one kernel does for all */
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
   run<KR_HOPPER_FULL(D), 0>(plan.plan, maps);
 }
+#endif
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_edged, maps);

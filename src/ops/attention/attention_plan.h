@@ -78,8 +78,8 @@ typedef struct kr_attention_hopper_plan {
 #define KR_HOPPER_ROWS(D) (64 * KR_HOPPER_GROUPS(D))
 #define KR_HOPPER_THREADS_OF(D) (128 * (KR_HOPPER_GROUPS(D) + 1))
 /* Keys of a tile where every row sees all, and where a tile may lie across the edge. */
-#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : 160)
-#define KR_HOPPER_EDGED(D) 128
+#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : (D) == 128 ? 160 : 48)
+#define KR_HOPPER_EDGED(D) ((D) > 128 ? 48 : 128)
 enum { KR_HOPPER_KV_STAGES = 2 };
 #define KR_HOPPER_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))
 

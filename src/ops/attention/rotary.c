@@ -12,6 +12,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_base_packs", KRAIT_CAP_CUDA_BASE, kr_rotary_packs_refuse, kr_rotary_packs, NULL},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_rotary_cuda_refuse, kr_rotary_cuda, NULL},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_rotary_refuse_##isa, kr_rotary_##isa, NULL},
 #include "isa.def"

@@ -1,4 +1,5 @@
-/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and strides. Bound by memory. */
+/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and strides; or packs of 16 bytes, whose threads
+ * have a token's angles for several heads. Bound by memory. */
 #include "kernel.cuh"
 
 #include "rotary_plan.h"
@@ -40,6 +41,53 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p)
   const int row = (int)(token / p.L), t = (int)(token - (int64_t)row * p.L), b = p.packed ? sequence_at(p, t) : row;
   const int64_t place = p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t;
   turn(p, row * p.x.b + t * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, place + (p.offsets.data ? index_at(p.offsets, b) : 0));
+}
+
+/* Eight channels of 16 bits, and the eight that they turn with: those beside them, or R further on. */
+KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, kr_raw16 &to_other, const float (&c)[8], const float (&s)[8], int interleaved, int32_t dtype) {
+  if (interleaved) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float x1 = kr_unpack(raw.w[i], 0, dtype), x2 = kr_unpack(raw.w[i], 1, dtype);
+      to.w[i] = kr_pack(kr_fma(x1, c[i], -(x2 * s[i])), kr_fma(x1, s[i], x2 * c[i]), dtype);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float low[2], high[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const float x1 = kr_unpack(raw.w[i], k, dtype), x2 = kr_unpack(other.w[i], k, dtype);
+      low[k] = kr_fma(x1, c[2 * i + k], -(x2 * s[2 * i + k])), high[k] = kr_fma(x1, s[2 * i + k], x2 * c[2 * i + k]);
+    }
+    to.w[i] = kr_pack(low[0], low[1], dtype), to_other.w[i] = kr_pack(high[0], high[1], dtype);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_plan p) {
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(), turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8), per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
+  const uint32_t token = thread / per_token, pack = thread - token * per_token;
+  if (token >= (uint32_t)(p.packed ? 1 : p.B) * (uint32_t)p.L) return;
+  const int row = (int)(token / (uint32_t)p.L), t = (int)(token - (uint32_t)row * (uint32_t)p.L), b = p.packed ? sequence_at(p, t) : row, first = kr_block_y() * KR_ROTARY_HEADS;
+  const int end = p.H < first + KR_ROTARY_HEADS ? p.H : first + KR_ROTARY_HEADS, turns = pack < turned, d = (int)(turns || p.interleaved ? pack : pack + turned) * 8;
+  const int64_t last = p.T - 1, place = (p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t) + (p.offsets.data ? index_at(p.offsets, b) : 0), position = place < 0 ? 0 : place > last ? last : place;
+  float c[8], s[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int r = p.interleaved ? d / 2 + (i & 3) : d + i, has = turns && r < p.R;
+    c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f, s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
+  }
+  const uint16_t *from = (const uint16_t *)p.x.data + row * p.x.b + t * p.x.t + first * p.x.h + d;
+  uint16_t *to = (uint16_t *)p.out.data + row * p.out.b + t * p.out.t + first * p.out.h + d;
+  const int other = turns && !p.interleaved ? p.R : 0;
+  for (int h = first; h < end; h++, from += p.x.h, to += p.out.h) {
+    kr_raw16 raw = *(const kr_raw16 *)from, out = raw, out_other = raw;
+    const kr_raw16 raw_other = *(const kr_raw16 *)(from + other);
+    if (turns) turn_pack(raw, raw_other, out, out_other, c, s, p.interleaved, p.x.dtype);
+    if (other) *(kr_raw16 *)(to + other) = out_other;
+    *(kr_raw16 *)to = out;
+  }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) {

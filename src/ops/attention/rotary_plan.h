@@ -4,7 +4,7 @@
 
 #include "attention_plan.h"
 
-enum { KR_ROTARY_THREADS = 128 };
+enum { KR_ROTARY_THREADS = 128, KR_ROTARY_HEADS = 8 /* of a thread of packs */ };
 
 typedef struct kr_rotary_plan {
   kr_attention_tensor x, out, cos, sin; /* cos, sin: t, d */

@@ -6,6 +6,8 @@
 
 const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args);
+const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args); /* 16 bits, 16 bytes aligned */
+int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args);
 const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args);
 

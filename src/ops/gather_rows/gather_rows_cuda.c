@@ -11,7 +11,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_gather_rows_args *a = args;
   const int64_t E = a->out.dtype == KRAIT_F32 ? 4 : 8;
   const int packed = a->table.dtype == a->out.dtype && a->M % E == 0 && is_packed(&a->table, a->M, E) && is_packed(&a->out, a->M, E);
-  const int64_t M = packed ? a->M / E : a->M, n = a->R * M;
+  const int64_t M = packed ? a->M / E : a->M, n = (packed ? (a->R + KR_GATHER_ROWS - 1) / KR_GATHER_ROWS : a->R) * M;
   if (n == 0) return KRAIT_OK;
   const kr_gather_plan p = {.a = *a, .M = kr_divisor_of(M), .n_threads = (uint32_t)n};
   const kr_grid grid = {.x = (uint32_t)((n + KR_GATHER_THREADS - 1) / KR_GATHER_THREADS), .block = KR_GATHER_THREADS, .stream = a->call.stream};

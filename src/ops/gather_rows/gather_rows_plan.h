@@ -6,7 +6,7 @@
 
 #include "rows.h"
 
-enum { KR_GATHER_THREADS = 128 };
+enum { KR_GATHER_THREADS = 128, KR_GATHER_ROWS = 4 /* of a thread of packs */ };
 
 typedef struct kr_gather_plan {
   krait_gather_rows_args a;

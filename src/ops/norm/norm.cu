@@ -27,9 +27,21 @@ KR_DEV void scale_run(const form f, const kr_norm_view &weight, const kr_norm_vi
   EACH(k) y[k] = kr_fma(v[k] * scale, w[k], b[k]);
 }
 
+/* A row of up to 128 features in runs of eight has half a warp. */
+KR_DEV place place_here(const kr_norm_plan &p) {
+  place at = here(p);
+  if (p.row_shift == 4) at.threads = 16, at.thread = kr_thread() & 15;
+  return at;
+}
+KR_DEV float sum_of_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
+  if (p.row_shift != 4) return sum_row(p, at, v, shared);
+  for (int d = 8; d; d >>= 1) v += kr_shuffle_xor(v, d);
+  return v;
+}
+
 KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   KR_SHARED float shared[4 * MOST_WARPS];
-  const place at = here(p);
+  const place at = place_here(p);
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
   const int n = r < p.R ? (int)p.n : 0;
   raw_run raw[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
@@ -50,7 +62,7 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   if (p.gate == KR_NORM_GATE_FIRST) EACH_UNIT(u) multiply_gate(f, p.second, second[u], v[u]);
   if (p.gate == KR_NORM_NO_GATE && p.second.data) EACH_UNIT(u) add_run(f, p.second, second[u], v[u]);
   EACH_UNIT(u) EACH(k) mean += v[u][k];
-  mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
+  mean = p.rms ? 0.0f : sum_of_row(p, at, mean, shared) * p.inverse_n;
   EACH_UNIT(u) {
     if (p.residual_out.data && first_feature(at, f, u) < n) write_run(f, p.residual_out, r, at.group + first_feature(at, f, u), v[u]);
     float own = 0.0f;
@@ -60,7 +72,7 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
     }
     squares += first_feature(at, f, u) < n ? own : 0.0f;
   }
-  squares = sum_row(p, at, squares, shared + MOST_WARPS);
+  squares = sum_of_row(p, at, squares, shared + MOST_WARPS);
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));
   EACH_UNIT(u) {
     const int64_t m = at.group + first_feature(at, f, u);

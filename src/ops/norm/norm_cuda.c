@@ -63,10 +63,15 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
   p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* three warps and more have a block to themselves */
 }
 
+/* Forward, rows of heads: half a warp for each. */
+static void halve_warps(kr_norm_plan *p) {
+  if (p->run == ALIGNED_ROWS && p->n <= 16 * 8) p->row_shift = 4, p->rows_per_block = 2 * SHARED_BLOCK_WARPS;
+}
+
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
 
 static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const krait_call *call, uint64_t tier) {
-  const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
+  const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32), .stream = call->stream};
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }
 
@@ -147,6 +152,7 @@ static kr_norm_plan plan_add(const krait_ctx *ctx, const krait_add_norm_args *a,
   p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0), p.bias1 = view_of(&p, &a->bias1, 0);
   p.out = view_of(&p, &a->out, 1), p.out1 = view_of(&p, &a->out1, 1), p.residual_out = view_of(&p, &a->residual_out, 1);
   share_threads(&p, KR_NORM_SMALL_THREADS);
+  halve_warps(&p);
   return p;
 }
 
@@ -175,6 +181,7 @@ static kr_norm_plan plan_gated(const krait_ctx *ctx, const krait_gated_norm_args
   p.gate = gate_of(a->call.flags, &a->z);
   p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
   share_threads(&p, KR_NORM_SMALL_THREADS);
+  halve_warps(&p);
   return p;
 }
 

@@ -1,5 +1,5 @@
 """Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient is
-deterministic unless deterministic=False is all that is asked for and a GPU has a faster row."""
+bitwise the same over repeats, whatever deterministic says: krait.ops.attention(..., deterministic=False) asks for the rows that add in any order."""
 
 import torch
 
@@ -9,6 +9,8 @@ from krait.ops.attention import attention_with_cache as _attention_with_cache
 from krait.ops.attention import new_rng as _new_rng
 from krait.ops.attention import window as _window
 from krait.ops.probabilities import attention_probabilities as _probabilities
+
+from . import _operators
 
 
 def _tail(softcap, alibi_slopes, deterministic, return_attn_probs):
@@ -22,7 +24,7 @@ def _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_
     softcap, alibi_slopes, deterministic, return_attn_probs = _tail(softcap, alibi_slopes, deterministic, return_attn_probs)
     options = dict(packed, alibi_slopes=alibi_slopes, scale=softmax_scale, softcap=softcap, dropout=dropout_p, window=_window(window_size, causal, n_keys),
                    rng=_new_rng(q) if dropout_p > 0.0 else None)
-    out, lse = _attention(q, k, v, deterministic=deterministic, want_lse=return_attn_probs, **options)
+    out, lse = _attention(q, k, v, deterministic=True, want_lse=return_attn_probs, **options)
     if not return_attn_probs:
         return out
     return out, lse, _probabilities(q, k, v, **options) if dropout_p > 0.0 else None
@@ -118,8 +120,9 @@ def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_
                                softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic, None, rng_state)[3]
 
 
-_wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _flash_attn_forward, _flash_attn_backward
-_wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_forward, _flash_attn_varlen_backward
+# The same as torch.ops.flash_attn.*.
+_wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _operators.forward, _operators.backward
+_wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _operators.varlen_forward, _operators.varlen_backward
 
 
 # Upstream's autograd functions by name, for code that calls their apply.
