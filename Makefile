@@ -19,6 +19,11 @@ demo: setup ## build the program (without an NVIDIA driver here: krait-cpu, no c
 	@ninja -C $(BUILD) $(DEMO)
 	@tools/demo $(BUILD)/$(DEMO)
 
+demo-video: setup ## build the program as demo does, and ask a tiny model of random weights about a film that is made first (its words are meaningless); results in demo-output
+	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@ninja -C $(BUILD) $(DEMO)
+	@tools/demo-video $(BUILD)/$(DEMO)
+
 test: build ## build and run every test; one summary at the end
 	@ninja -C $(BUILD)
 	@tools/run-tests $(BUILD)

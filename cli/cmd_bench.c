@@ -12,6 +12,8 @@
 #include "bench_data.h"
 #include "bench_generate.h"
 #include "bench_op.h"
+#include "bench_seedvr.h"
+#include "bench_train.h"
 #include "cmd.h"
 #include "say.h"
 
@@ -119,7 +121,9 @@ static int32_t time_kernels(const settings *s, krait_session *session, int64_t n
   return status;
 }
 
-static int bench_primeknet(const settings *s) {
+static int bench_primeknet(const settings *given) {
+  settings all = *given, *const s = &all;
+  if (!s->n_frames) s->n_frames = 321;
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
   krait_session *session = NULL;
@@ -145,25 +149,31 @@ static int bench_primeknet(const settings *s) {
 }
 
 static int bench_generate(const settings *s) {
-  kr_bench_generate b = {.model = s->sizes, .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json};
+  kr_bench_generate b = {.model = s->sizes ? s->sizes : "mamba-130m", .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json};
   const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
   return exit_status >= 0 ? exit_status : kr_bench_generate_run(&s->run, &b);
 }
 
+static int bench_seedvr(const settings *s) {
+  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json};
+  const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
+  return exit_status >= 0 ? exit_status : kr_bench_seedvr_run(&s->run, &b);
+}
+
 int cmd_bench(int argc, char **argv) {
   int first;
-  settings s = {.batch = 1, .n_frames = 321, .n_runs = 5, .sizes = "mamba-130m", .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
+  settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
   const kr_option options[] = {
       KR_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
       KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
-      KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "frames of a window, 160 per second of audio (default: 321)"),
+      KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip (default: 1, 21 and 121; on a CPU 1)"),
       KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m)"),
+      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b or -2.7b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
       KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate: timed tokens (default: 32)"),
-      KR_SWITCH("kernels", 0, &s.by_kernel, "on a GPU: also time the kernels of the denoiser one by one"),
-      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels innermost"),
-      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's weights: float32, float16 or bfloat16 (default: float32)"),
+      KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU) or the calls of a training step one by one"),
+      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
+      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's and seedvr's weights: float32, float16 or bfloat16 (default: float32)"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
       KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
@@ -171,16 +181,18 @@ int cmd_bench(int argc, char **argv) {
       KR_PRECISION_OPTION(&s.precision, "tf32"),
       KR_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "primeknet | generate | data [CONFIG] [NAME=VALUE]... | OPERATOR",
-                        "Times the forward pass of the denoiser, the making of training items (as krait train would be told), a language model with random weights, or one operator, on this machine. An operator stands beside the machine's copies, "
+  const kr_verb verb = {"bench", "WHAT [CONFIG] [NAME=VALUE]...",
+                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
                         "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
                         "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "data") == 0) return bench_data(argv + first + 1, argc - first - 1, s.step_ms, s.as_json);
+  if (strcmp(argv[first], "train") == 0) return bench_train(argv + first + 1, argc - first - 1, &s.run, s.n_runs, s.by_kernel, s.as_json);
   if (argc - first > 1) return kr_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
+  if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
   return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

@@ -11,6 +11,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "say.h"
 
 enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20 };
 static const long long MAX_READ_BYTES = 4ll << 30;

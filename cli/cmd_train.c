@@ -25,7 +25,7 @@ static void note(void *user, const char *line) {
 }
 
 int cmd_train(int argc, char **argv) {
-  kr_run run = {.device = "cpu"};
+  kr_run run = {0};
   int resume = 0;
   krait_train_options options = {.size = sizeof options, .folder = "train-output", .valid_batches = 8, .report = show, .note = note};
   const kr_option table[] = {
@@ -44,8 +44,6 @@ int cmd_train(int argc, char **argv) {
   const char *path = first < argc && !strchr(argv[first], '=') ? argv[first++] : NULL;
   for (int i = first; i < argc; i++)
     if (!strchr(argv[i], '=')) return kr_usage_error("train", "'%s' is no setting NAME=VALUE", argv[i]);
-  int32_t device = KRAIT_DEVICE_CPU;
-  if (kr_device_parse(run.device, &device) == 0 && device != KRAIT_DEVICE_CPU) return kr_usage_error("train", "--device is '%s': training runs on the CPU so far", run.device);
   krait_ctx *ctx = NULL;
   const int opened = kr_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;

@@ -22,8 +22,8 @@ typedef struct settings {
 static int is_within(const settings *s, const krait_verify_row *row) { return row->rel_l2 <= s->rtol && row->max_abs <= s->atol; }
 
 static void print_table(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
-  printf("%-8s %14s %14s\n", "output", "rel. L2 error", "max |error|");
-  for (int32_t i = 0; i < n; i++) printf("%-8s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, is_within(s, &rows[i]) ? "" : "   too large");
+  printf("%-12s %14s %14s\n", "output", "rel. L2 error", "max |error|");
+  for (int32_t i = 0; i < n; i++) printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, is_within(s, &rows[i]) ? "" : "   too large");
   printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
 }
 

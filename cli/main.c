@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "foreign.h"
 #include "say.h"
 
 static const struct {
@@ -17,6 +18,7 @@ static const struct {
     {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
     {"evaluate", cmd_evaluate, "how close speech is to its clean twin: PESQ, STOI, SI-SDR and more", 1},
     {"classify", cmd_classify, "what a film or picture shows, by VideoMamba", 1},
+    {"describe", cmd_describe, "answer a question about a film, by Mobile-VideoGPT", 1},
     {"generate", cmd_generate, "go on with a text, by a language model", 1},
     {"score", cmd_score, "how well a language model foresees a text", 1},
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
@@ -50,6 +52,7 @@ static int run_verb(int argc, char **argv) {
   for (int i = 0; i < N_VERBS; i++) {
     if (strcmp(argv[0], verbs[i].name) != 0) continue;
     kr_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
+    kr_guard_foreign(verbs[i].name, verbs[i].cannot_print);
     return kr_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
   }
   char name[64];

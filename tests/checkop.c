@@ -1,5 +1,6 @@
 /* checkop.c: walks ops.def: every row of every op against its reference, under every mask. One cmocka test per op and
- * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer runs). */
+ * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer runs).
+ * KR_CHECK_DEVICE=cuda: the rows of the first GPU instead, once per tier; KR_CHECK_ROW: only those whose name begins so. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,18 +29,22 @@ static void print_line(void *user, const char *line) {
 /* Each mask removes one more ISA from the best end, as `krait --caps` would. */
 static const char *const masks[] = {"all", "-avx512,-avx512_bf16,-avx512_fp16", "cpu"};
 
+static const char *const gpu_masks[] = {"all", "-cuda_hopper", "-cuda_hopper,-cuda_ampere"};
+
 static void check_under_masks(void **state) {
   const kr_op *op = *state;
+  const char *const device = getenv("KR_CHECK_DEVICE");
+  const int on_gpu = device && strcmp(device, "cuda") == 0;
   int64_t n_failures = 0;
   for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
-    krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
+    krait_ctx_options options = {.size = sizeof options, .device = on_gpu ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU};
     krait_ctx *ctx;
-    assert_int_equal(krait_caps_parse(masks[m], &options.caps_mask), KRAIT_OK);
+    assert_int_equal(krait_caps_parse(on_gpu ? gpu_masks[m] : masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-    kr_check_options check = {.seed = seed + m, .n_cases = case_count(op), .report = print_line};
+    kr_check_options check = {.seed = seed + m, .n_cases = case_count(op), .row = getenv("KR_CHECK_ROW"), .report = print_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
-    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name, masks[m], (long long)result.n_runs, (long long)result.n_refused, result.worst);
+    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name, on_gpu ? gpu_masks[m] : masks[m], (long long)result.n_runs, (long long)result.n_refused, result.worst);
     n_failures += result.n_failures;
     krait_ctx_close(&ctx);
   }

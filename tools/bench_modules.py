@@ -1,33 +1,33 @@
 #!/usr/bin/env python3
-"""Times Mamba modules on a GPU: krait's drop-in beside mamba_ssm where that is installed, else beside recorded times.
+"""Times Mamba and Mamba2 modules on a GPU: krait's drop-in beside mamba_ssm where that is installed, else beside recorded times.
 
-    PYTHONPATH=python tools/bench_modules.py [--shapes 768,8,2048 ...] [--all] [--dtype bfloat16] [--profile]
+    PYTHONPATH=python tools/bench_modules.py [--module Mamba|Mamba2] [--shapes 768,8,2048 ...] [--all] [--dtype bfloat16] [--profile]
         [--peers FILE.json] [--json OUT.json]
 
-A shape is d_model,B,L; --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
+A shape is d_model,B,L (of both modules, unless --module says which); --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
 triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, autograd and what Python
 does included, and the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
-adds what each kernel takes. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}}."""
-import argparse, gc, importlib, importlib.util, json, os, sys, time
+adds what each kernel takes. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
+import argparse, gc, importlib, importlib.util, json, os, re, sys, time
 
 import torch
 from triton.testing import do_bench
 
-USUAL = ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100))
+USUAL = {"Mamba": ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100)), "Mamba2": ((768, 8, 2048), (2560, 2, 4096), (512, 1, 1024))}
 ALL = [(d, b, length) for d in (64, 256, 768, 2560) for b in (1, 8, 64) for length in (64, 512, 2048, 16384)]
 KEPT_BYTES = 30 * 2  # of an element of a block's input, forward and backward, about
 DROPIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python", "krait", "dropin")
 
 
-def import_mamba(folder):
-    """mamba_ssm's module from a folder, or from wherever Python finds it first; None if there is none."""
+def import_modules(folder):
+    """{name: mamba_ssm's module} from a folder, or from wherever Python finds it first; None if there is none."""
     packages = "mamba_ssm", "causal_conv1d", "selective_scan_cuda", "causal_conv1d_cuda"
     for name in [n for n in sys.modules if n.split(".")[0] in packages]:
         del sys.modules[name]
     if folder:
         sys.path.insert(0, folder)
     try:
-        return importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba
+        return {"Mamba": importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba, "Mamba2": importlib.import_module("mamba_ssm.modules.mamba2").Mamba2}
     except ImportError:
         return None
     finally:
@@ -35,10 +35,10 @@ def import_mamba(folder):
             sys.path.remove(folder)
 
 
-def calls_of(mamba, shape, dtype):
+def calls_of(kind, shape, dtype):
     d, b, length = shape
     torch.manual_seed(0)
-    module = mamba(d, device="cuda", dtype=dtype)
+    module = kind(d, device="cuda", dtype=dtype)
     x = torch.randn(b, length, d, device="cuda", dtype=dtype, requires_grad=True)
     dout = torch.randn_like(x)
 
@@ -78,8 +78,8 @@ def profile(call, n=8):
         print("    %9.1f us x %-4.3g %s" % (us, count, name[:120]))
 
 
-def time_module(mamba, shape, dtype, with_profile):
-    forward, both = calls_of(mamba, shape, dtype)
+def time_module(kind, shape, dtype, with_profile):
+    forward, both = calls_of(kind, shape, dtype)
     both()
     times = [do_bench(call, warmup=10, rep=50, return_mode="median") for call in (forward, both)]
     times += [host_ms(call) for call in (forward, both)]
@@ -90,17 +90,18 @@ def time_module(mamba, shape, dtype, with_profile):
 
 
 def recorded(path):
-    """{shape: [forward, forward + backward]} of a file of peers' times."""
+    """{(module, shape): [forward, forward + backward]} of a file of peers' times."""
     found = {}
     for group, rows in json.load(open(path, encoding="utf-8")).items():
-        for name, times in rows.items() if group.startswith("Mamba module") else ():
-            d, b, length = [int("".join(c for c in word if c.isdigit())) for word in name.split()[:3]]
-            found[d, b, length] = times
+        kind, _, about = group.partition(" ")
+        for name, times in rows.items() if about.startswith("module") else ():
+            found[kind, tuple([int(n) for n in re.match(r"\w+\((\d+)\) B(\d+) L(\d+)", name).groups()])] = times
     return found
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--module", choices=sorted(USUAL))
     ap.add_argument("--shapes", nargs="*", default=[])
     ap.add_argument("--all", action="store_true")
     ap.add_argument("--dtype", default="bfloat16")
@@ -109,21 +110,22 @@ def main():
     ap.add_argument("--json")
     a = ap.parse_args()
     found = importlib.util.find_spec("mamba_ssm")
-    upstream = import_mamba(None) if found and "krait" not in (found.origin or "") else None
-    ours, peers, out = import_mamba(DROPIN), recorded(a.peers) if a.peers else {}, {}
-    shapes = [tuple(int(n) for n in s.split(",")) for s in a.shapes] or (ALL if a.all else USUAL)
+    upstream = import_modules(None) if found and "krait" not in (found.origin or "") else None
+    ours, peers, out = import_modules(DROPIN), recorded(a.peers) if a.peers else {}, {}
+    shapes = [tuple(int(n) for n in s.split(",")) for s in a.shapes] or (ALL if a.all else None)
+    work = [(kind, shape) for kind in sorted(USUAL) if a.module in (None, kind) for shape in shapes or USUAL[kind]]
     free = torch.cuda.mem_get_info()[0]
     print("%-28s %21s %21s %8s %8s   host %15s" % ("ms", "krait fwd, fwd + bwd", "mamba_ssm", "ratio", "", "krait fwd, both"))
-    for shape in shapes:
+    for kind, shape in work:
         d, b, length = shape
         if b * length * d * KEPT_BYTES > free // 2:
             continue
-        mine = time_module(ours, shape, getattr(torch, a.dtype), a.profile)
-        theirs = time_module(upstream, shape, getattr(torch, a.dtype), a.profile)[:2] if upstream else peers.get(shape)
-        out["%d,%d,%d" % shape] = {"krait": mine, "mamba_ssm": theirs}
+        mine = time_module(ours[kind], shape, getattr(torch, a.dtype), a.profile)
+        theirs = time_module(upstream[kind], shape, getattr(torch, a.dtype), a.profile)[:2] if upstream else peers.get((kind, shape))
+        out["%s %d,%d,%d" % (kind, *shape)] = {"krait": mine, "mamba_ssm": theirs}
         ratios = " %10.3f %10.3f %8.2f %8.2f" % (*theirs, theirs[0] / mine[0], theirs[1] / mine[1]) if theirs else " " * 40
         text = "%10.3f %10.3f" % tuple(mine[:2]) + ratios
-        print("%-28s %s   %10.3f %8.3f" % ("Mamba(%d) B%d L%d" % shape, text, *mine[2:]), flush=True)
+        print("%-28s %s   %10.3f %8.3f" % ("%s(%d) B%d L%d" % (kind, *shape), text, *mine[2:]), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     if a.json:

@@ -116,9 +116,47 @@ TABLES = b"date 2026-01-01\n[toolkit]\n12.8|8.7|570|80 90\n[gpu]\n9.0|H100\n[rul
 SITE = b"\0".join([b"Metadata-Version: 2.1\nName: x\nVersion: 1\nRequires-Dist: torch (>=2.0,<3) ; python_version > '3' and extra == 'a'\n", b"Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n",
                    b'a.so,sha256=AAAA,3\n"b,c.so",sha256=,1\n../../x.so,,\n', b'{"url": "file:///x"}', b"__version__ = '2.8.0+cu128'\ncuda = '12.8'\n", b"/tmp\nimport x\n", b"\x7fELF\2\1\1"])
 
+def small_golden():
+    """The first frames and samples of a recorded verification."""
+    data = (GOLDEN / "primeknet/tiny-mamba.golden.safetensors").read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    header, body, out = json.loads(data[8:8 + n]), data[8 + n:], b""
+    kept = {"__metadata__": header["__metadata__"]}
+    for name, n_last in (("golden.input_com", 2), ("golden.mag", 1), ("golden.com", 2), ("golden.wav_in", 0), ("golden.wav_out", 0)):
+        begin, shape = header[name]["data_offsets"][0], header[name]["shape"]
+        if n_last:  # (2, 201, 10, ...): one of the batch, two frames
+            rows = [body[begin + 4 * 10 * n_last * f:][:4 * 2 * n_last] for f in range(201)]
+            part, shape = b"".join(rows), [1, 201, 2] + shape[3:]
+        else:
+            shape = [500]
+            part = body[begin:begin + 4 * 500]
+        kept[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(out), len(out) + len(part)]}
+        out += part
+    text = json.dumps(kept).encode()
+    return struct.pack("<Q", len(text)) + text + out
+
+
+def model_seeds():
+    yield from (b"\0" + p.read_bytes() for p in sorted((GOLDEN / "primeknet").glob("tiny-*.weights.safetensors")) if p.stat().st_size < 65000)
+    yield b"\1" + small_golden()
+
+
+def program_seeds():
+    yield from (bytes([k]) + p.read_bytes() for k in (0, 1) for p in [*sorted((GOLDEN / "torch").glob("*.th"))[:3], *sorted((GOLDEN / "torch").glob("*.safetensors"))[:3]] if p.stat().st_size < 65000)
+    yield b"\0" + (GOLDEN / "primeknet/tiny-mamba.weights.safetensors").read_bytes()
+    yield from (b"\2" + log for log in LOGS)
+    yield from (b"\3" + d for d in device_code(".fatbin"))
+    yield from (b"\4--json\0--help", b"\4/nonexistent\x1b[2J\0--json", b"\5--frobnicate\n", b"\6-x\0--")
+
+
+if sys.argv[1] == "--golden":
+    pathlib.Path(sys.argv[2]).write_bytes(small_golden())
+    sys.exit(0)
+
 SEEDS = {
     "ar": [ar_archive()],
     "audio": recordings(),
+    "cli": program_seeds(),
     "cubin": device_code(".cubin"),
     "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in tars()] + [b"\x07" + t for t in LOGS]
     + [b"\x08" + (ROOT / "src/doctor/doctor.tables").read_bytes()[-40000:], b"\x08" + TABLES, b"\x09" + SITE],
@@ -127,6 +165,7 @@ SEEDS = {
     "ldcache": [library_list(b""), library_list(old_list())],
     "ptx": [PTX],
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
+    "model": model_seeds(),
     "pickle": pickles(),
     "recipe": [s + b"\n" + (ROOT / "src/data/recipes/train.yaml").read_bytes() for s in (b"+model=primeknet_gru_masking", b"+dset=taps", b"train_noise.snr_range=[1,2]", b"+a={b: [1]}")],
     "safetensors": [p.read_bytes() for p in sorted((GOLDEN / "torch").glob("*.safetensors"))],

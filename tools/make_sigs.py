@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """make_sigs.py OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, and asserts that they and the structs of
-krait/ops.h say the same. docs/ADD_OP.md has the format. make_sigs.py --docs OPS.md FILE.sig... rewrites the tables in that file;
+krait/ops.h and krait/blocks.h say the same. docs/ADD_OP.md has the format. make_sigs.py --docs OPS.md FILE.sig... rewrites the tables in that file;
 --check-docs says whether it would change it."""
 import pathlib
 import re
@@ -447,7 +447,7 @@ class Writer:
 
 
 def write_tables(out, ops):
-    parts = ["/* Made by tools/make_sigs.py from src/ops/<op>/<op>.sig. */", '#include "contract.h"', '#include "sig.h"', ""]
+    parts = ["/* Made by tools/make_sigs.py from src/ops/<op>/<op>.sig. */", '#include <krait/blocks.h>', '#include "contract.h"', '#include "sig.h"', ""]
     parts += ["extern const kr_sig kr_sig_%s;" % name for name in ops] + [""]
     parts += [Writer(op, ops).text() for op in ops.values()]
     out.write_text("\n".join(parts))

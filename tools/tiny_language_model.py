@@ -1,6 +1,6 @@
-"""Makes a tiny language model with random weights: config.json, weights, tokenizer.json. For tests and demonstrations: what it says is meaningless.
+"""Makes a tiny language model, or Mobile-VideoGPT, with random weights: config.json, weights, tokenizer.json. For tests and demonstrations: what it says is meaningless.
 
-    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon] [--dtype f32|f16|bf16] [--shards N] [--seed N]
+    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
 
 The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Nothing but Python's own library is used."""
 import argparse
@@ -10,6 +10,7 @@ import random
 import struct
 
 D, LAYERS, STATE, TAPS, HEAD = 32, 2, 8, 4, 16
+CLIP, VIDEO, PATCH = 16, 24, 2  # widths of the towers; 14 patches of 2 pixels along a side
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -37,7 +38,82 @@ def encode(values, dtype):
     return struct.pack(f"<{len(values)}{'f' if dtype == 'f32' else 'e'}", *values)
 
 
+def qwen2_shapes(vocab):
+    yield "model.embed_tokens.weight", (vocab, D), 0.4
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        for name, rows in (("q", D), ("k", HEAD), ("v", HEAD)):
+            yield f"{at}self_attn.{name}_proj.weight", (rows, D), 0.15
+            yield f"{at}self_attn.{name}_proj.bias", (rows,), 0.1
+        yield at + "self_attn.o_proj.weight", (D, D), 0.15
+        yield at + "mlp.gate_proj.weight", (2 * D, D), 0.15
+        yield at + "mlp.up_proj.weight", (2 * D, D), 0.15
+        yield at + "mlp.down_proj.weight", (D, 2 * D), 0.15
+        yield at + "input_layernorm.weight", (D,), None
+        yield at + "post_attention_layernorm.weight", (D,), None
+    yield "model.norm.weight", (D,), None
+
+
+def linear(name, rows, columns, deviation=0.15):
+    yield name + ".weight", (rows, columns), deviation
+    yield name + ".bias", (rows,), 0.1
+
+
+def clip_shapes():
+    at, C = "model.image_vision_tower.vision_tower.vision_model.", CLIP
+    norm = lambda name: ((name + ".weight", (C,), None), (name + ".bias", (C,), 0.1))
+    yield at + "embeddings.class_embedding", (C,), 0.3
+    yield at + "embeddings.patch_embedding.weight", (C, 3, PATCH, PATCH), 0.3
+    yield at + "embeddings.position_embedding.weight", (197, C), 0.3
+    yield from norm(at + "pre_layrnorm")
+    for i in range(3):
+        layer = f"{at}encoder.layers.{i}."
+        yield from norm(layer + "layer_norm1")
+        for part in ("q", "k", "v", "out"):
+            yield from linear(f"{layer}self_attn.{part}_proj", C, C)
+        yield from norm(layer + "layer_norm2")
+        yield from linear(layer + "mlp.fc1", 2 * C, C)
+        yield from linear(layer + "mlp.fc2", C, 2 * C)
+
+
+def video_shapes():
+    at, width, inner, rank = "model.vision_tower.vision_encoder.", VIDEO, 2 * VIDEO, 2
+    yield at + "cls_token", (1, 1, width), 0.3
+    yield at + "pos_embed", (1, 197, width), 0.3
+    yield at + "temporal_pos_embedding", (1, 8, width), 0.3
+    yield at + "patch_embed.proj.weight", (width, 3, 1, PATCH, PATCH), 0.3
+    yield at + "patch_embed.proj.bias", (width,), 0.1
+    for i in range(2):
+        mixer = f"{at}layers.{i}.mixer."
+        yield f"{at}layers.{i}.norm.weight", (width,), None
+        yield mixer + "in_proj.weight", (2 * inner, width), 0.2
+        yield mixer + "out_proj.weight", (width, inner), 0.2
+        for end in ("", "_b"):
+            yield f"{mixer}A{end}_log", (inner, STATE), 0.3
+            yield f"{mixer}D{end}", (inner,), 0.3
+            yield f"{mixer}conv1d{end}.weight", (inner, 1, TAPS), 0.3
+            yield f"{mixer}conv1d{end}.bias", (inner,), 0.1
+            yield f"{mixer}x_proj{end}.weight", (rank + 2 * STATE, inner), 0.2
+            yield f"{mixer}dt_proj{end}.weight", (inner, rank), 0.3
+            yield f"{mixer}dt_proj{end}.bias", (inner,), 0.3
+    yield at + "norm.weight", (width,), None
+
+
+def videogpt_shapes(vocab):
+    yield from qwen2_shapes(vocab)
+    yield from clip_shapes()
+    yield from video_shapes()
+    for name, width in (("image_mm_projector", CLIP), ("mm_projector", VIDEO)):
+        yield from linear(f"model.{name}.mlp.mlp.0", D, width, 0.3)
+        yield from linear(f"model.{name}.mlp.mlp.2", D, D, 0.3)
+        yield f"model.{name}.peg.peg.0.weight", (D, 1, 3, 3), 0.2
+        yield f"model.{name}.peg.peg.0.bias", (D,), 0.1
+
+
 def shapes(kind, vocab):
+    if kind in ("qwen2", "videogpt"):
+        yield from (qwen2_shapes if kind == "qwen2" else videogpt_shapes)(vocab)
+        return
     inner = 2 * D
     yield "backbone.embeddings.weight", (vocab, D), 0.4
     for i in range(LAYERS):
@@ -65,6 +141,11 @@ def shapes(kind, vocab):
 
 
 def config(kind, vocab):
+    if kind == "videogpt":
+        return {**config("qwen2", vocab), "model_type": "MobileVideoGPT_qwen", "vision_config": {"num_attention_heads": 2}}
+    if kind == "qwen2":
+        return {"model_type": "qwen2", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": D // HEAD, "num_key_value_heads": 1, "intermediate_size": 2 * D, "vocab_size": vocab,
+                "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
     common = {"hidden_size": D, "num_hidden_layers": LAYERS, "state_size": STATE, "conv_kernel": TAPS, "expand": 2, "vocab_size": vocab, "layer_norm_epsilon": 1e-5, "use_bias": False,
               "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
     if kind == "mamba2":
@@ -110,7 +191,7 @@ def make(folder, kind="mamba1", dtype="f32", shards=1, seed=1):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
-    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon"])
+    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon", "qwen2", "videogpt"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)

@@ -475,11 +475,11 @@ KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_n
 KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args, uint64_t *bytes);
 
 /* ==== layers ================================================================================================= */
-/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; the second
- * factor is there only with B2 (a gated product: SwiGLU has activation SILU). Sums are float32, whatever the storage.
- * A linear layer with weight (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX (M,K) = dY W has A = dY,
- * Bmat = W as it lies; dW (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X.
- * P products at once: every tensor but bias and bias2 then has P as one dimension more, the last. */
+/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; B2 makes a gated
+ * product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer with weight (N,K): Bmat is the weight with
+ * strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as it lies; dW (N,K) = dYᵀ X has A = dY with its strides
+ * swapped and Bmat = X. P products at once: every tensor but bias and bias2 then has P as one dimension more, the last. */
+#define KRAIT_GEMM_TF32 1u /* float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it */
 typedef struct krait_gemm_args {
   krait_call call;
   int64_t M, N, K;

@@ -31,9 +31,20 @@ typedef struct krait_train_options {
   void *user;
 } krait_train_options;
 
-/* Until all steps are done. On a CPU context. Two runs of the same options give the same bits, whatever the number of threads; so does one that was
+/* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does one that was
  * interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and tensor. */
 KRAIT_API int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options);
+
+/* What a step takes: its work is the same whatever the numbers, so these are drawn, and no recordings are needed. */
+typedef struct krait_train_times {
+  uint32_t size, n_steps;            /* sizeof this struct; timed, the fastest counts */
+  int64_t batch, frames;
+  double step_s, generator_s;        /* a whole step; one without a discriminator */
+  uint64_t step_bytes, generator_bytes; /* memory between the operators of a step */
+} krait_train_times;
+/* config, settings and weights of options count. each, which may be NULL, is then told the time of every operator's call, by itself. */
+KRAIT_API int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times,
+                                   void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
 
 #ifdef __cplusplus
 }

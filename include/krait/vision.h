@@ -1,8 +1,9 @@
-/* vision.h: what a film or a picture shows, by a model of classes (VideoMamba). */
+/* vision.h: what a film or a picture shows: classes by VideoMamba, answers in words by Mobile-VideoGPT; how long SeedVR's blocks take. */
 #ifndef KRAIT_VISION_H
 #define KRAIT_VISION_H
 
 #include <krait/krait.h>
+#include <krait/language.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,6 +19,62 @@ KRAIT_API int64_t krait_classifier_n_frames(const krait_classifier *classifier);
 /* Frames spread evenly over the file (a picture: the same one each time), shorter edge resized, the middle cut out, ImageNet's mean and deviation.
  * probabilities (n_classes); frames_at (n_frames): their indices, or NULL. FFmpeg's libavfilter must be installed. */
 KRAIT_API int32_t krait_classifier_file(krait_classifier *classifier, const char *path, float *probabilities, int64_t *frames_at);
+
+/* ---- questions about a film ----
+ *   krait_describer_open(ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = "Mobile-VideoGPT-0.5B"}, &describer);
+ *   krait_describer_film(describer, "film.mp4", &film);
+ *   krait_describer_ask(describer, "What happens?", NULL, &session);
+ *   while (!krait_lm_is_done(session)) krait_lm_step(&session, 1), text = krait_lm_text(session, &n_bytes);  */
+typedef struct krait_describer krait_describer;
+
+typedef struct krait_describer_options {
+  uint32_t size;
+  int32_t reserved;
+  const char *path;           /* the model's folder. Towers that its weights do not hold may lie in it as clip-vit-base-patch16/ and videomamba_m16_25M_f8_res224.pth */
+  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights */
+} krait_describer_options;
+
+/* What of a film the model saw. */
+#define KRAIT_FILM_FRAMES 16
+#define KRAIT_FILM_CHOSEN 8
+typedef struct krait_film {
+  uint32_t size;
+  int32_t n;                         /* frames that were looked at; fewer than 16 of a film with fewer: black ones, as the model's own padding, stand for the others */
+  int64_t n_frames;                  /* of the film */
+  double fps;                        /* 0: not known */
+  int64_t at[KRAIT_FILM_FRAMES];     /* which they are */
+  double score[KRAIT_FILM_FRAMES];   /* how much attention the frames of its half pay to it */
+  int32_t chosen[KRAIT_FILM_CHOSEN]; /* those that the video tower saw, of the 16 */
+  double read_s, look_s;             /* decoding; towers and projectors */
+} krait_film;
+
+/* ctx must outlive the describer, which belongs to one thread at a time. */
+KRAIT_API int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options *options, krait_describer **describer);
+KRAIT_API void krait_describer_close(krait_describer **describer);
+/* One frame a second, 16 at most, spread evenly; all questions are then about this film. FFmpeg's libavfilter must be installed. film may be NULL. */
+KRAIT_API int32_t krait_describer_film(krait_describer *describer, const char *path, krait_film *film);
+/* The frames side by side as PNG, those that the video tower saw in a frame of their own. */
+KRAIT_API int32_t krait_describer_sheet(const krait_describer *describer, const char *png_path);
+/* Reads film and question; the answer is drawn by krait_lm_step. A describer has one session at a time, which must be closed before it. sampling may be NULL: the likeliest token. */
+KRAIT_API int32_t krait_describer_ask(krait_describer *describer, const char *question, const krait_lm_sampling *sampling, krait_lm_session **session);
+
+/* ---- SeedVR: a block of the transformer with the published sizes and random weights ---- */
+typedef struct krait_seedvr_shape {
+  uint32_t size;                   /* sizeof(krait_seedvr_shape) */
+  int32_t variant;                 /* 3 or 7, as in 3B and 7B */
+  int64_t n_frames, width, height; /* of the clip; 58 tokens of text */
+} krait_seedvr_shape;
+typedef struct krait_seedvr_timing {
+  uint32_t size;                        /* sizeof(krait_seedvr_timing) */
+  int32_t n_runs;
+  double block_s, best_s;               /* a block: median and least of the runs, half of one with plain and one with shifted windows */
+  double flops;                         /* of a block: products and attention */
+  int64_t n_tokens;                     /* of the video */
+  int64_t n_windows[2], longest[2];     /* plain, shifted; tokens of the longest with the text */
+  uint64_t weight_bytes, work_bytes;    /* of a block; all else that a run needs */
+} krait_seedvr_timing;
+/* dtype: float32, or on a GPU float16 or bfloat16. Runs for about budget_s, at least once. */
+KRAIT_API int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_timing *timing);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "alloc.h"
 #include "status.h"
@@ -39,10 +40,21 @@ static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *wor
 
 static int has_time(const kr_sig *sig) { return kr_sig_find_size(sig, "L") >= 0; }
 
+/* "causal": the flag of the operator whose name ends so. */
+static uint32_t flag_of(const kr_sig *sig, const char *word, size_t length) {
+  for (int i = 0; i < sig->n_flags; i++) {
+    const char *name = sig->flag_list[i].name, *end = name + strlen(name) - length;
+    if (strlen(name) > length && end[-1] == '_' && strncasecmp(end, word, length) == 0) return sig->flag_list[i].bit;
+  }
+  return 0;
+}
+
 static int32_t read_shape(kr_measured_call *c, const kr_sig *sig, const char *shape, uint32_t *given, int is_default) {
   for (const char *word = shape; *word;) {
     const size_t length = strcspn(word, ",");
+    const uint32_t flag = flag_of(sig, word, length);
     if (is_word(word, length, "last") && has_time(sig)) c->channel_last = 1;
+    else if (flag) ((krait_call *)c->args)->flags |= flag;
     else KR_TRY(read_size(c, sig, word, length, given, is_default));
     word += length + (word[length] == ',');
   }

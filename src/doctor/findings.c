@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "report.h"
 
 enum { MAX_KEYS = 64, MAX_NESTED = 3, MAX_ALSO = 6 };
 
@@ -242,6 +243,19 @@ static int compare_findings(const void *a, const void *b) {
   return order ? order : strcmp(x->says, y->says);
 }
 
+/* Where the first way is not known, the second is no "or": "or, outside conda: export X" becomes the command, "or take Y" its sentence. */
+static const char *without_or(doc *d, const char *fix) {
+  if (strncmp(fix, "or ", 3) != 0 && strncmp(fix, "or:", 3) != 0 && strncmp(fix, "or,", 3) != 0) return fix;
+  const char *colon = strstr(fix, ": ");
+  if (colon && doc_is_command(colon + 2)) return colon + 2;
+  fix += fix[2] == ' ' ? 3 : 4;
+  return kr_arena_print(d->arena, "%s", fix);
+}
+
 void doc_rank(doc *d) {
+  for (size_t i = 0; i < d->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    if (f->fixes.n) DOC_TEXT(f->fixes, 0) = without_or(d, DOC_TEXT(f->fixes, 0));
+  }
   if (d->findings.n) qsort(d->findings.at, d->findings.n, sizeof(doc_finding), compare_findings);
 }

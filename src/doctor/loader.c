@@ -15,6 +15,17 @@ static const char *folder_of(doc *d, const char *path) {
   return slash ? kr_arena_copy(d->arena, path, (size_t)(slash - path)) : ".";
 }
 
+/* There, and no library of another processor, which the loader passes over. */
+static int is_loadable(const doc *d, const char *path) {
+  kr_source source;
+  uint8_t head[20];
+  if (access(path, F_OK) != 0) return 0;
+  if (!d->machine || kr_source_open(&source, path) < 0) return 1;
+  const int is_elf = source.size >= sizeof head && kr_source_read(&source, 0, head, sizeof head) == KRAIT_OK && memcmp(head, "\177ELF", 4) == 0;
+  kr_source_close(&source);
+  return !is_elf || kr_le16(head + 18) == d->machine;
+}
+
 /* ---- the system's libraries ---- */
 static void read_list(doc *d) {
   kr_source source;
@@ -33,7 +44,7 @@ static const char *find_in_list(doc *d, const char *name) {
   kr_source source = kr_source_memory(d->list, d->list_bytes, "/etc/ld.so.cache");
   if (!d->list || kr_ldcache_open(&cache, &source) < 0 || kr_ldcache_find(&cache, name, d->machine, path, sizeof path) != 1) return "";
   const char *below = doc_path(d, path);
-  return access(below, F_OK) == 0 ? kr_arena_print(d->arena, "%s", below) : "";
+  return is_loadable(d, below) ? kr_arena_print(d->arena, "%s", below) : "";
 }
 
 static const char *find_in_folders(doc *d, const char *name) {
@@ -41,7 +52,7 @@ static const char *find_in_folders(doc *d, const char *name) {
                                         "/lib/aarch64-linux-gnu", "/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"};
   for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
     const char *path = doc_path(d, kr_arena_print(d->arena, "%s/%s", folders[i], name));
-    if (access(path, F_OK) == 0) return path;
+    if (is_loadable(d, path)) return path;
   }
   return "";
 }
@@ -84,7 +95,7 @@ static const char *search_path(doc *d, const char *paths, const char *origin, co
     int n_libs = memmem(p, n, "LIB", 3) ? 3 : 1;
     for (int i = 0; n && i < n_libs; i++) {
       const char *full = kr_arena_print(d->arena, "%s/%s", expand(d, p, n, origin, libs[i]), name);
-      if (access(full, F_OK) == 0) return full;
+      if (is_loadable(d, full)) return full;
     }
     p += n + (p[n] == ':');
   }

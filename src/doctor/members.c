@@ -24,6 +24,7 @@ typedef struct crew {
   doc_member_fn fn;
   void *user;
   member **order;
+  int n_cores;
   kr_zip *zips[MAX_THREADS];
   kr_arena *arenas[MAX_THREADS];
 } crew;
@@ -53,6 +54,7 @@ static void run_members(void *user, int64_t begin, int64_t end, int worker) {
       m->why = kr_arena_print(arena, "%s", krait_error_detail());
       continue;
     }
+    if (c->n_cores > 1 && m->bytes >= WORTH_BYTES) kr_zip_source_ahead(source);
     c->fn(&part, source, m->name, c->user);
     kr_zip_source_close(&source);
     keep_part(m, &part);
@@ -108,6 +110,7 @@ void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, vo
   kr_list list = choose(d, path, zip, &bytes);
   crew c = {.d = d, .path = path, .fn = fn, .user = user, .zips = {zip}, .order = kr_arena_alloc(d->arena, (list.n + 1) * sizeof *c.order)};
   const int cores = kr_usable_cores(), n_threads = bytes < WORTH_BYTES || list.n < 2 ? 1 : cores < MAX_THREADS ? cores : MAX_THREADS;
+  c.n_cores = cores;
   kr_pool *pool = n_threads > 1 ? kr_pool_open(n_threads) : NULL;
   if (!c.order || kr_arena_failed(d->arena)) list.n = 0;
   for (size_t i = 0; i < list.n; i++) c.order[i] = KR_AT(list, member, i);

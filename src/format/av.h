@@ -7,6 +7,11 @@
 
 #include "dlib.h"
 
+/* AVRational */
+typedef struct kr_av_rational {
+  int num, den;
+} kr_av_rational;
+
 typedef struct kr_av {
 #define KR_AV(result, name, arguments) result(*name) arguments;
 #include "avfilter.def"

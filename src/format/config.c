@@ -214,19 +214,43 @@ int32_t kr_config_text(const kr_config *config, const char *key, const char *fal
   return KRAIT_OK;
 }
 
+static int32_t read_ints(const json_t *list, const char *key, int64_t low, int64_t high, int64_t *values) {
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    KR_CHECK(whole_number(json_array_get(list, i), &values[i]), KRAIT_ERR_WEIGHTS, "configuration: %s[%zu] is not a whole number", key, i);
+    KR_CHECK(values[i] >= low && values[i] <= high, KRAIT_ERR_WEIGHTS,
+             "configuration: %s[%zu] is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, i, values[i], low, high);
+  }
+  return KRAIT_OK;
+}
+
 int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n, int64_t *values, int32_t *n) {
   const json_t *found = value_of(config, key);
   if (!found) return KRAIT_OK;
   size_t count = json_array_size(found);
   KR_CHECK(json_is_array(found), KRAIT_ERR_WEIGHTS, "configuration: %s is not a list", key);
   KR_CHECK(count <= (size_t)max_n, KRAIT_ERR_WEIGHTS, "configuration: %s has %zu values, more than %d", key, count, max_n);
-  for (size_t i = 0; i < count; i++) {
-    KR_CHECK(whole_number(json_array_get(found, i), &values[i]), KRAIT_ERR_WEIGHTS, "configuration: %s[%zu] is not a whole number", key, i);
-    KR_CHECK(values[i] >= low && values[i] <= high, KRAIT_ERR_WEIGHTS,
-             "configuration: %s[%zu] is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, i, values[i], low, high);
-  }
+  KR_TRY(read_ints(found, key, low, high, values));
   *n = (int32_t)count;
   return KRAIT_OK;
+}
+
+int32_t kr_config_count(const kr_config *config, const char *key, int64_t *n) {
+  const json_t *found = value_of(config, key);
+  *n = (int64_t)json_array_size(found);
+  KR_CHECK(!found || json_is_array(found), KRAIT_ERR_WEIGHTS, "configuration: %s is not a list", key);
+  return KRAIT_OK;
+}
+
+int32_t kr_config_text_at(const kr_config *config, const char *key, int64_t i, const char **value) {
+  *value = json_string_value(json_array_get(value_of(config, key), (size_t)i));
+  KR_CHECK(*value, KRAIT_ERR_WEIGHTS, "configuration: %s[%" PRId64 "] is not a text", key, i);
+  return KRAIT_OK;
+}
+
+int32_t kr_config_ints_at(const kr_config *config, const char *key, int64_t i, int64_t low, int64_t high, int32_t n, int64_t *values) {
+  const json_t *list = json_array_get(value_of(config, key), (size_t)i);
+  KR_CHECK(json_array_size(list) == (size_t)n, KRAIT_ERR_WEIGHTS, "configuration: %s[%" PRId64 "] is not a list of %d values", key, i, n);
+  return read_ints(list, key, low, high, values);
 }
 
 int32_t kr_config_check_keys(const kr_config *config, const char *const *known, int32_t n_known) {

@@ -24,6 +24,10 @@ int32_t kr_config_bool(const kr_config *config, const char *key, int fallback, i
 int32_t kr_config_text(const kr_config *config, const char *key, const char *fallback, const char **value); /* lives with config */
 /* A list of whole numbers. When the key is missing, values and *n stay as they are (put the default there). */
 int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n, int64_t *values, int32_t *n);
+/* Lists of texts, and of lists of exactly n whole numbers: how many items (0: missing), and the i-th. */
+int32_t kr_config_count(const kr_config *config, const char *key, int64_t *n);
+int32_t kr_config_text_at(const kr_config *config, const char *key, int64_t i, const char **value); /* lives with config */
+int32_t kr_config_ints_at(const kr_config *config, const char *key, int64_t i, int64_t low, int64_t high, int32_t n, int64_t *values);
 /* KRAIT_ERR_WEIGHTS naming the first key that is not in known[] (a misspelt flag must not be ignored). */
 int32_t kr_config_check_keys(const kr_config *config, const char *const *known, int32_t n_known);
 

@@ -33,8 +33,26 @@ int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin
 
 static uint64_t align8(uint64_t offset) { return offset > UINT64_MAX - 7 ? offset : (offset + 7) & ~7ull; }
 
+/* Linkers align a section's parts, to 256 bytes on AArch64: the first offset from this one that holds something, or the end. */
+static int32_t skip_zeros(kr_source *source, uint64_t *offset, uint64_t end) {
+  uint8_t words[512];
+  static const uint8_t zeros[8];
+  if (end > source->size) end = source->size;
+  while (*offset < end) {
+    const size_t n = end - *offset < sizeof words ? (size_t)(end - *offset) : sizeof words;
+    size_t i = 0;
+    KR_TRY(kr_source_read(source, *offset, words, n));
+    while (i + 8 <= n && memcmp(words + i, zeros, 8) == 0) i += 8;
+    *offset += i;
+    if (i < sizeof words) break;
+  }
+  return KRAIT_OK;
+}
+
 int32_t kr_fatbin_next(kr_source *source, uint64_t start, uint64_t end, const kr_fatbin *previous, kr_fatbin *fatbin) {
-  return kr_fatbin_at(source, previous ? align8(previous->offset + previous->size) : start, end, fatbin);
+  uint64_t offset = previous ? align8(previous->offset + previous->size) : start;
+  if (previous) KR_TRY(skip_zeros(source, &offset, end));
+  return kr_fatbin_at(source, offset, end, fatbin);
 }
 
 int32_t kr_fatbin_search(kr_source *source, uint64_t from, uint64_t end, kr_fatbin *fatbin) {

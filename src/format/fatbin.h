@@ -42,7 +42,7 @@ typedef struct kr_entry {
 /* Reads the container at offset, which must end at or before end. 1 found; 0 no container there (offset at the end, or only
  * padding is left); KRAIT_ERR_FILE_FORMAT for damage. */
 int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin *fatbin);
-/* The next container after one (NULL: from start). */
+/* The next container after one (NULL: from start), and what zeros lie between. */
 int32_t kr_fatbin_next(kr_source *source, uint64_t start, uint64_t end, const kr_fatbin *previous, kr_fatbin *fatbin);
 /* Scans [from, end) in steps of 4 bytes for a header that fits; 1 or 0. */
 int32_t kr_fatbin_search(kr_source *source, uint64_t from, uint64_t end, kr_fatbin *fatbin);

@@ -1,5 +1,5 @@
 /* forward.h: bytes that come in one direction only, as when an archive's member is unpacked, as a source: the first 2 MiB and the last
- * KR_FORWARD_WINDOW_BYTES are kept; reading elsewhere begins again, a few times. */
+ * KR_FORWARD_WINDOW_BYTES (half of that, of what is longer) are kept; reading elsewhere begins again, a few times. */
 #ifndef KR_FORWARD_H
 #define KR_FORWARD_H
 

@@ -3,6 +3,8 @@
 #define KR_FRAMES_H
 #include <stdint.h>
 
+int32_t kr_film_open(const char *path, int *fd); /* for reading; only a regular file */
+
 /* Frame i of the film; rgb: (side, side, 3) bytes, valid during the call. A negative status ends the reading. */
 typedef int32_t (*kr_frame_fn)(void *user, int64_t i, const uint8_t *rgb);
 /* Every frame, its shorter edge resized to side (bilinear), the middle cut out. */
@@ -11,4 +13,16 @@ int32_t kr_frames_read(int fd, const char *name, int64_t side, kr_frame_fn take,
 /* n frames spread evenly over the film, of a fraction 1/(2n), 3/(2n), ... of it; a shorter film repeats frames. Of a long film every 2nd, 4th, ... frame
  * is looked at, so that memory does not grow with it. rgb: (n, side, side, 3). at (n): their indices; may be NULL. */
 int32_t kr_frames_spread(int fd, const char *name, int64_t side, int64_t n, uint8_t *rgb, int64_t *at);
+
+/* ---- chosen frames ---- */
+typedef struct kr_film {
+  int64_t n_frames; /* of a picture 1 */
+  double fps;       /* 0: not known */
+} kr_film;
+/* Decodes all of it. */
+int32_t kr_film_measure(int fd, const char *name, kr_film *film);
+/* Frame at[k] in its own size; rgb (height, width, 3) is valid during the call. */
+typedef int32_t (*kr_picture_fn)(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb);
+/* at: ascending, without repetition, n >= 1. */
+int32_t kr_film_frames(int fd, const char *name, const int64_t *at, int n, kr_picture_fn take, void *user);
 #endif

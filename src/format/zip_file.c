@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <zip.h>
 
+#include "ahead.h"
 #include "alloc.h"
 #include "forward.h"
 #include "names.h"
@@ -113,20 +114,13 @@ typedef struct unpacker {
   kr_zip *owner;
   zip_file_t *file;
   zip_uint64_t index;
-  uint64_t at;
+  uint64_t at, bytes;
   const char *name;
+  int is_ahead;
+  kr_ahead *ahead;
 } unpacker;
 
-static int32_t begin(void *user) {
-  unpacker *u = user;
-  if (u->file) zip_fclose(u->file);
-  u->at = 0;
-  u->file = zip_fopen_index(u->owner->zip, u->index, 0);
-  KR_CHECK(u->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it", u->name);
-  return KRAIT_OK;
-}
-
-static int32_t unpack(void *user, void *out, size_t bytes) {
+static int32_t unpack_here(void *user, void *out, size_t bytes) {
   unpacker *u = user;
   for (size_t have = 0; have < bytes;) {
     zip_int64_t got = zip_fread(u->file, (uint8_t *)out + have, bytes - have);
@@ -136,22 +130,41 @@ static int32_t unpack(void *user, void *out, size_t bytes) {
   return KRAIT_OK;
 }
 
+static int32_t begin(void *user) {
+  unpacker *u = user;
+  kr_ahead_close(&u->ahead);
+  if (u->file) zip_fclose(u->file);
+  u->at = 0;
+  u->file = zip_fopen_index(u->owner->zip, u->index, 0);
+  KR_CHECK(u->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it", u->name);
+  if (u->is_ahead) u->ahead = kr_ahead_open(unpack_here, u, u->bytes);
+  return KRAIT_OK;
+}
+
+static int32_t unpack(void *user, void *out, size_t bytes) {
+  unpacker *u = user;
+  return u->ahead ? kr_ahead_take(u->ahead, out, bytes) : unpack_here(u, out, bytes);
+}
+
 int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
   kr_zip_member member;
   *source = NULL;
   KR_TRY(kr_zip_member_at(zip, i, &member));
   unpacker *u = kr_zalloc(sizeof *u);
   KR_CHECK(u, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
-  *u = (unpacker){.owner = zip, .index = (zip_uint64_t)i, .name = member.name};
+  *u = (unpacker){.owner = zip, .index = (zip_uint64_t)i, .bytes = member.bytes, .name = member.name};
   const kr_forward_feed feed = {.user = u, .begin = begin, .read = unpack};
   int32_t status = kr_forward_open(&zip->spare, &feed, member.bytes, member.name, source);
   if (status < 0) kr_free(u);
   return status;
 }
 
+void kr_zip_source_ahead(kr_source *source) { ((unpacker *)kr_forward_user(source))->is_ahead = 1; }
+
 void kr_zip_source_close(kr_source **source) {
   if (!source || !*source) return;
   unpacker *u = kr_forward_user(*source);
+  kr_ahead_close(&u->ahead);
   kr_forward_close(source);
   if (u->file) zip_fclose(u->file);
   kr_free(u);

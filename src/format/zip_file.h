@@ -22,6 +22,8 @@ int64_t kr_zip_find(kr_zip *zip, const char *name); /* -1 when absent */
 
 /* A member as a source of forward.h, to be closed before the archive. */
 int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source);
+/* From now on a thread unpacks it ahead of who reads, where one can be had: nothing else of this archive may be read until it is closed. */
+void kr_zip_source_ahead(kr_source *source);
 void kr_zip_source_close(kr_source **source);
 
 #endif

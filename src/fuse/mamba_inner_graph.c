@@ -17,8 +17,8 @@ typedef struct recorded {
   int n_wanted;
 } recorded;
 
-#define INPUT(field, ...) b->field = kr_graph_argument(r->g, r->args, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-#define INPUT_OF(field, dims) b->field = kr_graph_argument(r->g, r->args, &a->field, KR_IN, #field, dims)
+#define INPUT(field, ...) b->field = kr_graph_own_argument(r->g, r->args, &a->field, #field, KR_DIMS(__VA_ARGS__))
+#define INPUT_OF(field, dims) b->field = kr_graph_own_argument(r->g, r->args, &a->field, #field, dims)
 
 static void want(recorded *r, const char *name, kr_tensor of, const krait_view *view) {
   const kr_tensor at = of ? kr_graph_argument(r->g, r->args, view, KR_OUT, name, kr_graph_dims(r->g, of)) : 0;

@@ -111,6 +111,8 @@ int32_t kr_runner_reset(kr_runner *r, void *stream); /* states are zero again */
 void *kr_runner_at(const kr_runner *r, kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_APART */
 /* One run, node by node, each timed by itself; kr_graph_print then shows the times. */
 int32_t kr_runner_profile(kr_runner *r, void *stream);
+/* What that found, node by node: its name, op, row and seconds. */
+void kr_runner_each_time(const kr_runner *r, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
 
 /* One line per node: name, op, row, shapes, bytes, where they lie; then the memory. runner may be NULL: no times. */
 int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text), void *user);

@@ -178,42 +178,63 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, int can_
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 0); }
 kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 1); }
 
-/* What was spread over dimensions that follow one another is summed over them. */
-static kr_tensor sum_spread(kr_back *b, kr_tensor t, kr_tensor full, kr_tensor *place) {
+/* What was spread over dimensions that follow one another is summed over them; before, rows, columns: sizes before, in and behind these. */
+typedef struct spread_sum {
+  int64_t before, rows, columns;
+  kr_tensor place; /* the tensor without them */
+} spread_sum;
+
+static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
   kr_part p = *KR_PART(b->g, t);
-  int64_t before = 1, rows = 1, columns = 1;
   int state = 0; /* before, in and behind the spread dimensions */
+  *s = (spread_sum){1, 1, 1, 0};
   for (int i = 0; i < p.dims.n; i++) {
     const int spread = p.dims.size[i] > 1 && p.stride[i] == 0;
-    if (spread && state == 2) {
-      kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: no gradient of %s, which is spread over dimensions that are apart", kr_graph_name(b->g, t));
-      return 0;
-    }
-    if (spread) state = 1, rows *= p.dims.size[i], p.dims.size[i] = 1;
+    if (spread && state == 2) return kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: no gradient of %s, which is spread over dimensions that are apart", kr_graph_name(b->g, t));
+    if (spread) state = 1, s->rows *= p.dims.size[i], p.dims.size[i] = 1;
     else if (p.dims.size[i] > 1) {
-      if (state) state = 2, columns *= p.dims.size[i];
-      else before *= p.dims.size[i];
+      if (state) state = 2, s->columns *= p.dims.size[i];
+      else s->before *= p.dims.size[i];
     }
   }
-  *place = kr_graph_part(b->g, &p);
-  const kr_tensor sums = kr_graph_temp(b->g, p.dtype, p.dims);
-  if (before > 1)
-    kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_pool, &(krait_pool_args){.call.flags = KRAIT_POOL_SUM, .x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(before, rows, columns))),
-                  .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(before, columns)))});
-  else
-    kr_graph_call(b->g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(b->g, kr_graph_reshape(b->g, full, KR_DIMS(rows, columns))),
-                  .out = kr_graph_view(b->g, kr_graph_reshape(b->g, sums, KR_DIMS(columns)))});
-  return sums;
+  s->place = kr_graph_part(b->g, &p);
+  return KRAIT_OK;
+}
+
+static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tensor sums) {
+  kr_graph *g = b->g;
+  if (s->before > 1 && s->columns > 1) {
+    kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_pool, &(krait_pool_args){.call.flags = KRAIT_POOL_SUM, .x = kr_graph_view(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows, s->columns))),
+                  .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(s->before, s->columns)))});
+    return;
+  }
+  const int across = s->before > 1;
+  const kr_tensor rows = across ? kr_graph_permute(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows)), (int[]){1, 0}) : kr_graph_reshape(g, full, KR_DIMS(s->rows, s->columns));
+  kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(g, rows), .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(across ? s->before : s->columns)))});
+}
+
+/* Where nothing came before and the place can be seen as the sums are, they are written there. */
+static void end_spread(kr_back *b, const kr_back_target *target) {
+  spread_sum s;
+  if (find_spread(b, target->home, &s) < 0) return;
+  const kr_tensor to = in_gradient(b, s.place);
+  const kr_dims flat = s.before > 1 && s.columns > 1 ? KR_DIMS(s.before, s.columns) : KR_DIMS(s.before * s.columns);
+  const int direct = to && !target->add && kr_graph_can_reshape(b->g, to, flat);
+  const kr_tensor sums = direct ? to : kr_graph_temp(b->g, kr_graph_dtype(b->g, s.place), kr_graph_dims(b->g, s.place));
+  sum_spread(b, &s, target->at, sums);
+  if (target->add) add_tensor(b, kr_back_name(b, "add"), sums, to);
+  else if (!direct) copy_tensor(b, kr_back_name(b, "copy"), sums, to);
 }
 
 void kr_back_end(kr_back *b, const kr_back_target *target) {
   if (!target->at || !target->home || is_failed(b)) return;
-  kr_tensor from = target->at, place = target->home;
-  if (spread_dims(KR_PART(b->g, place))) from = sum_spread(b, target->home, target->at, &place);
-  if (is_failed(b)) return;
-  const kr_tensor to = in_gradient(b, place);
-  if (target->add) add_tensor(b, kr_back_name(b, "add"), from, to);
-  else copy_tensor(b, kr_back_name(b, "copy"), from, to);
+  if (spread_dims(KR_PART(b->g, target->home))) {
+    end_spread(b, target);
+    return;
+  }
+  const kr_tensor to = in_gradient(b, target->home);
+  if (target->add) add_tensor(b, kr_back_name(b, "add"), target->at, to);
+  else copy_tensor(b, kr_back_name(b, "copy"), target->at, to);
 }
 
 static int same_layout(const kr_graph *g, int32_t a, int32_t b) {

@@ -155,6 +155,16 @@ kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *vie
   return t;
 }
 
+kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims) {
+  const kr_tensor t = kr_graph_argument(g, args, view, KR_IN, name, dims);
+  int shares = 0;
+  for (int i = 0; t && view->dtype != KRAIT_C64 && i < dims.n; i++) shares |= dims.size[i] > 1 && view->stride[i] == 0;
+  if (!shares) return t;
+  const kr_tensor own = kr_graph_temp(g, view->dtype, dims);
+  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, own);
+  return own;
+}
+
 static int32_t run_in(const kr_graph *g, const void *args) {
   const krait_call *call = args;
   kr_runner *r = NULL;

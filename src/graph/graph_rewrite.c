@@ -62,6 +62,17 @@ void kr_graph_drop(kr_graph *g, size_t n) {
   g->nodes.n--;
 }
 
+void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other) {
+  if (kr_graph_status(g) < 0) return;
+  const int32_t from = KR_PART(g, t)->storage, to = KR_PART(g, other)->storage;
+  for (size_t n = 0; n < g->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
+      const kr_use u = KR_NODE(g, n)->uses[i];
+      const kr_tensor moved = u.role == KR_IN && KR_PART(g, u.tensor)->storage == from ? kr_graph_moved(g, u.tensor, to) : 0;
+      if (moved) kr_node_set(g, KR_NODE(g, n), u.offset, u.role, moved);
+    }
+}
+
 /* Whether anything between two nodes writes what t has: a call that reads t may then not move from the one to the other. */
 static int is_written_between(const kr_graph *g, size_t from, size_t to, kr_tensor t) {
   const kr_box box = kr_box_of(g, t);

@@ -25,6 +25,8 @@ int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t);
 /* The last call recorded becomes the one before node n. */
 void kr_graph_move_last(kr_graph *g, size_t n);
 void kr_graph_drop(kr_graph *g, size_t n);
+/* Calls that read t, or part of it, read `other` from now on, of the same dimensions, which holds the same values; where its strides allow that. */
+void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other);
 /* A product of two matrices with no more than bias, residual and activation: what rewrites and the gradient know. */
 int kr_product_is_plain(const kr_node *node);
 

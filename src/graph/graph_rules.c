@@ -10,11 +10,19 @@
 
 /* ---- ops with a gradient op ---- */
 
+/* A gradient that the op writes in one type alone, as sums in float32, goes to a tensor of another type through a temp. */
+static kr_tensor written_as(kr_graph *g, const kr_sig *sig, const void *args, int which, kr_tensor at) {
+  const uint32_t types = kr_sig_types_of(sig, args, kr_sig_facts(sig, args), which), own = 1u << kr_graph_dtype(g, at);
+  if (!types || types & (types - 1) || types & own || kr_graph_dtype(g, at) == KRAIT_F64) return at;
+  return kr_graph_temp(g, (int32_t)__builtin_ctz(types), kr_graph_dims(g, at));
+}
+
 static void run_gradient_op(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_sig *forward = node->op->sig, *sig = forward->gradient;
   unsigned char *args = kr_arena_alloc(g->arena, sig->args_bytes);
   kr_back_target targets[KR_MOST_VIEWS];
+  kr_tensor written[KR_MOST_VIEWS];
   int n_targets = 0;
   if (kr_arena_failed(g->arena)) return;
   kr_sig_begin_gradient(forward, node->args, args);
@@ -26,13 +34,20 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
     if (s->gradient_of < 0) continue;
     const kr_tensor of = kr_back_tensor(node, forward->tensors[s->gradient_of].offset);
     if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
-    else *view = kr_graph_view(g, kr_back_begin(b, of, &targets[n_targets++]));
+    else {
+      const kr_tensor at = kr_back_begin(b, of, &targets[n_targets]);
+      written[n_targets] = at ? written_as(g, sig, args, i, at) : 0;
+      *view = kr_graph_view(g, written[n_targets++]);
+    }
   }
   int n_wanted = 0;
   for (int i = 0; i < n_targets; i++) n_wanted += targets[i].at != 0;
   if (!n_wanted) return;
   kr_graph_call(g, kr_back_name(b, "bwd"), kr_op_find(sig->name), args);
-  for (int i = 0; i < n_targets; i++) kr_back_end(b, &targets[i]);
+  for (int i = 0; i < n_targets; i++) {
+    if (written[i] != targets[i].at) kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1}, written[i], 0, targets[i].at);
+    kr_back_end(b, &targets[i]);
+  }
 }
 
 /* ---- products: out = residual + act(A B + bias) ---- */

@@ -70,6 +70,11 @@ static int32_t get_extra(kr_runner *r) {
   return KRAIT_OK;
 }
 
+static void forget_recordings(kr_runner *r) {
+  for (int32_t i = 0; i < r->n_recordings; i++) kr_cuda_graph_close(kr_graph_cuda(r->graph), &r->recordings[i].recorded);
+  r->n_recordings = 0;
+}
+
 /* Every address into every node that has changed ones. */
 static int32_t settle(kr_runner *r) {
   const kr_graph *g = r->graph;
@@ -85,8 +90,7 @@ static int32_t settle(kr_runner *r) {
   }
   KR_TRY(get_extra(r));
   r->settled = 1;
-  r->n_runs = 0;
-  if (kr_graph_cuda(g)) kr_cuda_graph_close(kr_graph_cuda(g), &r->recorded);
+  forget_recordings(r);
   return KRAIT_OK;
 }
 
@@ -161,7 +165,7 @@ void kr_runner_close(kr_runner **runner) {
   kr_runner *r = *runner;
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   if (cuda) {
-    kr_cuda_graph_close(cuda, &r->recorded);
+    forget_recordings(r);
     kr_cuda_stream_close(cuda, &r->recorder);
   }
   if (!r->borrowed) free_block(r, &r->memory);
@@ -202,8 +206,6 @@ static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
   return KRAIT_OK;
 }
 
-static int32_t run_nodes(kr_runner *r, void *stream) { return run_range(r, 0, r->graph->nodes.n, stream); }
-
 /* Behind the last call that writes t before one reads it. */
 static size_t end_of(const kr_graph *g, kr_tensor t) {
   const int32_t storage = KR_PART(g, t)->storage;
@@ -218,18 +220,6 @@ static size_t end_of(const kr_graph *g, kr_tensor t) {
   return end;
 }
 
-int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) {
-  KR_TRY(settle(r));
-  r->stream = stream;
-  return run_range(r, 0, end_of(r->graph, t), stream);
-}
-
-int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) {
-  KR_TRY(settle(r));
-  r->stream = stream;
-  return run_range(r, end_of(r->graph, t), r->graph->nodes.n, stream);
-}
-
 /* Whether the caller records this stream: then every launch goes into its recording. */
 static int is_recorded(const kr_cuda *cuda, void *stream) {
   const kr_driver *d = kr_cuda_driver(cuda);
@@ -240,22 +230,36 @@ static int is_recorded(const kr_cuda *cuda, void *stream) {
   return recording;
 }
 
+/* The recording of a range; NULL: there are many others already. */
+static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
+  for (int32_t i = 0; i < r->n_recordings; i++)
+    if (r->recordings[i].from == from && r->recordings[i].to == to) return &r->recordings[i];
+  if (r->n_recordings == KR_RECORDINGS) return NULL;
+  r->recordings[r->n_recordings] = (kr_recording){.from = from, .to = to};
+  return &r->recordings[r->n_recordings++];
+}
+
 /* Without graphs in the driver every run is like the first. */
-static int32_t record(kr_runner *r, const kr_cuda *cuda) {
+static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (kr_cuda_graph_begin(cuda, r->recorder) < 0) return KRAIT_OK;
-  const int32_t status = run_nodes(r, r->recorder), ended = kr_cuda_graph_end(cuda, r->recorder, &r->recorded);
+  const int32_t status = run_range(r, k->from, k->to, r->recorder), ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
   return status < 0 ? status : ended;
 }
 
-int32_t kr_runner_run(kr_runner *r, void *stream) {
+static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   KR_TRY(settle(r));
   r->stream = stream;
-  if (!cuda || r->borrowed || is_recorded(cuda, stream)) return run_nodes(r, stream);
-  if (r->n_runs++ == 1) KR_TRY(record(r, cuda));
-  return r->recorded ? kr_cuda_graph_launch(cuda, r->recorded, stream) : run_nodes(r, stream);
+  kr_recording *k = !cuda || r->borrowed || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
+  if (!k) return run_range(r, from, to, stream);
+  if (k->n_runs++ == 1) KR_TRY(record(r, cuda, k));
+  return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);
 }
+
+int32_t kr_runner_run(kr_runner *r, void *stream) { return run_part(r, 0, r->graph->nodes.n, stream); }
+int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) { return run_part(r, 0, end_of(r->graph, t), stream); }
+int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) { return run_part(r, end_of(r->graph, t), r->graph->nodes.n, stream); }
 
 static int32_t time_node(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t n, void *stream) {
   const int64_t start = kr_clock_ns();
@@ -279,4 +283,9 @@ int32_t kr_runner_profile(kr_runner *r, void *stream) {
     if (r->args[n]) status = time_node(r, cuda, &timer, n, stream);
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;
+}
+
+void kr_runner_each_time(const kr_runner *r, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user) {
+  for (size_t n = 0; n < r->graph->nodes.n; n++)
+    if (r->args[n]) each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, r->seconds[n]);
 }

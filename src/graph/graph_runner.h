@@ -4,6 +4,13 @@
 
 #include "graph_parts.h"
 
+typedef struct kr_recording {
+  size_t from, to;  /* nodes */
+  int64_t n_runs;
+  void *recorded;   /* the driver's graph, from the second run on */
+} kr_recording;
+enum { KR_RECORDINGS = 4 };
+
 struct kr_runner {
   const kr_graph *graph;
   char *memory, *extra;   /* arena and states; scratch of rows that an address asked more of than the plan */
@@ -14,9 +21,10 @@ struct kr_runner {
   unsigned char **args;   /* by node; NULL: it is not run */
   const kr_row **rows;
   double *seconds;
-  int64_t n_runs;         /* with these addresses */
   void *stream;           /* of the last run */
-  void *recorder, *recorded; /* a stream to record on, and the driver's graph */
+  void *recorder;         /* a stream to record on */
+  kr_recording recordings[KR_RECORDINGS]; /* runs of all nodes, or of a part, with these addresses */
+  int32_t n_recordings;
 };
 
 #endif

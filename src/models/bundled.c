@@ -16,6 +16,9 @@ struct kr_config { int unused; };
 static kr_weights the_weights;
 static kr_config the_config;
 
+const kr_model_kind *const kr_model_kinds[] = {&kr_model_primeknet};
+const size_t kr_n_model_kinds = 1;
+
 static int32_t no_files(const char *what) {
   return kr_fail(KRAIT_ERR_UNSUPPORTED, "this libkrait knows the weights inside it alone, not %s; the program krait, or the libkrait that is installed with it, reads files", what);
 }

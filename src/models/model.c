@@ -26,15 +26,9 @@ struct krait_session {
   void *timeline;
 };
 
-static const kr_model_kind *const kinds[] = {
-#define KR_MODEL(name) &kr_model_##name,
-#include "models.def"
-#undef KR_MODEL
-};
-
 static const kr_model_kind *find_kind(const char *model) {
-  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-    if (kinds[i]->takes(model)) return kinds[i];
+  for (size_t i = 0; i < kr_n_model_kinds; i++)
+    if (kr_model_kinds[i]->takes(model)) return kr_model_kinds[i];
   return NULL;
 }
 

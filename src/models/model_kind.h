@@ -20,6 +20,9 @@ typedef struct kr_model_kind {
 #define KR_MODEL(name) extern const kr_model_kind kr_model_##name;
 #include "models.def"
 #undef KR_MODEL
+/* Those that this library has: all (model_kinds.c), or the one of the wheel (bundled.c). */
+extern const kr_model_kind *const kr_model_kinds[];
+extern const size_t kr_n_model_kinds;
 
 /* The timeline of a session of this kind; NULL for NULL and for other kinds. */
 void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind);

@@ -29,6 +29,7 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
   part parts[N_PARTS];
   char numbers[6][40];
   int64_t n = 0, most = KR_DISC_NORMS;
+  KR_TRY(kr_trainer_pull(t));
   list_parts(t, parts);
   for (int k = 0; k < N_PARTS; k++) most += parts[k].parameters->n_items;
   kr_weight *items = kr_alloc_array((size_t)most, sizeof *items + 224);
@@ -76,7 +77,7 @@ static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr
   }
   s->step = (int64_t)step;
   kr_trainer_set_steps(t, (int64_t)step, (int64_t)updates);
-  return KRAIT_OK;
+  return kr_trainer_push(t);
 }
 
 int32_t kr_checkpoint_read(const char *path, kr_trainer *t, kr_progress_state *s) {
@@ -89,6 +90,7 @@ int32_t kr_checkpoint_read(const char *path, kr_trainer *t, kr_progress_state *s
 
 int32_t kr_checkpoint_write_model(const char *path, kr_trainer *t, int average, const kr_checkpoint_text *text) {
   kr_parameters *p = kr_trainer_generator(t);
+  KR_TRY(kr_trainer_pull(t));
   kr_weight *items = kr_alloc_array((size_t)p->n_items, sizeof *items + 224);
   KR_CHECK(items, KRAIT_ERR_NO_MEMORY, "no memory for a model's list");
   kr_parameters_items(p, "", average ? p->average : p->value, (char *)(items + p->n_items), items);

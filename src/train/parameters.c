@@ -1,4 +1,4 @@
-/* parameters.c: lists and arrays of parameters, AdamW (Loshchilov & Hutter 2019) in float32, as PyTorch orders its operations. */
+/* parameters.c: lists and arrays of parameters. */
 #include "parameters.h"
 
 #include <math.h>
@@ -24,14 +24,28 @@ kr_tensor kr_parameters_note(void *parameters, kr_graph *g, const char *name, kr
   return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
 }
 
-int32_t kr_parameters_allocate(kr_parameters *p) {
+int32_t kr_parameters_allocate(const krait_ctx *ctx, kr_parameters *p) {
   p->value = kr_alloc_array((size_t)p->n, 5 * sizeof(float));
   KR_CHECK(p->value, KRAIT_ERR_NO_MEMORY, "no memory for %lld parameters", (long long)p->n);
   p->gradient = p->value + p->n, p->m = p->gradient + p->n, p->v = p->m + p->n, p->average = p->v + p->n;
-  return KRAIT_OK;
+  p->cuda = p->n ? ctx->cuda : NULL;
+  if (!p->cuda) return KRAIT_OK;
+  KR_TRY(kr_cuda_alloc(p->cuda, (size_t)p->n * 5 * sizeof(float), (void **)&p->device));
+  return kr_parameters_push(p);
 }
 
+int32_t kr_parameters_push(const kr_parameters *p) { return p->device ? kr_cuda_copy_in(p->cuda, p->device, p->value, (size_t)p->n * 5 * sizeof(float), NULL) : KRAIT_OK; }
+
+int32_t kr_parameters_pull(const kr_parameters *p) {
+  if (!p->device) return KRAIT_OK;
+  KR_TRY(kr_cuda_copy_out(p->cuda, p->value, p->device, (size_t)p->n * 5 * sizeof(float), NULL));
+  return kr_cuda_wait(p->cuda, NULL);
+}
+
+float *kr_parameters_at(const kr_parameters *p, float *host) { return p->device ? p->device + (host - p->value) : host; }
+
 void kr_parameters_free(kr_parameters *p) {
+  if (p->device) kr_cuda_free(p->cuda, p->device);
   kr_free(p->items);
   kr_free(p->value);
   *p = (kr_parameters){0};
@@ -47,7 +61,7 @@ kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, 
   const kr_parameters *p = parameters;
   kr_parameter *item = kr_parameters_find(p, name);
   if (!item) return 0;
-  if (item->graph != g) item->graph = g, item->tensor = kr_graph_weight(g, name, KRAIT_F32, dims, p->value + item->at);
+  if (item->graph != g) item->graph = g, item->tensor = kr_graph_weight(g, name, KRAIT_F32, dims, kr_parameters_at(p, p->value + item->at));
   return item->tensor;
 }
 
@@ -70,41 +84,6 @@ void kr_parameters_items(const kr_parameters *p, const char *prefix, const float
     items[i] = (kr_weight){.name = text + 224 * i, .dtype = KRAIT_F32, .n_dims = item->dims.n, .data = from + item->at, .bytes = (uint64_t)item->n * sizeof *from};
     memcpy(items[i].shape, item->dims.size, (size_t)item->dims.n * sizeof(int64_t));
   }
-}
-
-typedef struct update {
-  kr_parameters *p;
-  float scale, keep, beta1, beta2, step, root, eps; /* step: lr / (1 - beta1^t); root: sqrt(1 - beta2^t) */
-} update;
-
-static void update_range(void *user, int64_t begin, int64_t end, int worker) {
-  const update *u = user;
-  float *restrict value = u->p->value, *restrict m = u->p->m, *restrict v = u->p->v;
-  const float *restrict gradient = u->p->gradient;
-  (void)worker;
-  for (int64_t i = begin; i < end; i++) {
-    const float g = gradient[i] * u->scale;
-    m[i] = m[i] + (g - m[i]) * (1 - u->beta1);
-    v[i] = v[i] * u->beta2 + g * g * (1 - u->beta2);
-    value[i] = value[i] * u->keep - u->step * m[i] / (sqrtf(v[i]) / u->root + u->eps);
-  }
-}
-
-void kr_parameters_adamw(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *o, double scale) {
-  const double t = (double)o->step;
-  update u = {p, (float)scale, (float)(1 - o->lr * o->weight_decay), (float)o->beta1, (float)o->beta2, (float)(o->lr / (1 - pow(o->beta1, t))), (float)sqrt(1 - pow(o->beta2, t)), (float)o->eps};
-  kr_parallel(ctx, p->n, 65536, update_range, &u);
-}
-
-double kr_parameters_gradient_norm(const kr_parameters *p) {
-  double sum = 0;
-  for (int64_t i = 0; i < p->n; i++) sum += (double)p->gradient[i] * (double)p->gradient[i];
-  return sqrt(sum);
-}
-
-void kr_parameters_follow(kr_parameters *p, double decay) {
-  const float keep = (float)decay, take = (float)(1 - decay);
-  for (int64_t i = 0; i < p->n; i++) p->average[i] = keep * p->average[i] + take * p->value[i];
 }
 
 const char *kr_parameters_not_finite(const kr_parameters *p, const float *array) {

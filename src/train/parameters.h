@@ -1,4 +1,4 @@
-/* parameters.h: a model's parameters, their gradients and what an optimiser keeps of them, each as one array in host memory. */
+/* parameters.h: a model's parameters, their gradients and what an optimiser keeps of them, each as one array in host memory, and the same on a GPU where steps run there. */
 #ifndef KR_PARAMETERS_H
 #define KR_PARAMETERS_H
 
@@ -17,13 +17,18 @@ typedef struct kr_parameter {
 typedef struct kr_parameters {
   kr_parameter *items;
   int64_t n_items, room, n; /* n: elements of each array, gaps included, which stay 0 */
-  float *value, *gradient, *m, *v, *average;
+  float *value, *gradient, *m, *v, *average; /* one after the other */
+  const kr_cuda *cuda; /* NULL: graphs and steps use the host's */
+  float *device;       /* the same arrays there: what counts between kr_parameters_push and kr_parameters_pull */
 } kr_parameters;
 
 /* While a model is recorded for its list: notes the parameter, and gives a tensor without data. */
 kr_tensor kr_parameters_note(void *parameters, kr_graph *g, const char *name, kr_dims dims);
-int32_t kr_parameters_allocate(kr_parameters *p); /* after the list is complete; all zero */
+int32_t kr_parameters_allocate(const krait_ctx *ctx, kr_parameters *p); /* after the list is complete; all zero */
 void kr_parameters_free(kr_parameters *p);
+int32_t kr_parameters_push(const kr_parameters *p); /* from the host's arrays to the device's; nothing to do on a CPU */
+int32_t kr_parameters_pull(const kr_parameters *p); /* and back */
+float *kr_parameters_at(const kr_parameters *p, float *host); /* the address that a graph uses */
 /* While it is recorded for use: the tensor of the parameter's value. */
 kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, kr_dims dims);
 kr_parameter *kr_parameters_find(const kr_parameters *p, const char *name);
@@ -33,14 +38,6 @@ int32_t kr_parameters_read(const kr_parameters *p, const kr_weights *weights, co
 /* As items of a file; names live as long as text, of n_items * 224 bytes. */
 void kr_parameters_items(const kr_parameters *p, const char *prefix, const float *from, char *text, kr_weight *items);
 
-typedef struct kr_adamw {
-  double lr, beta1, beta2, eps, weight_decay;
-  int64_t step; /* 1 for the first */
-} kr_adamw;
-/* One step; gradients are scaled by `scale` first. */
-void kr_parameters_adamw(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale);
-double kr_parameters_gradient_norm(const kr_parameters *p);
-void kr_parameters_follow(kr_parameters *p, double decay); /* average = decay average + (1 - decay) value */
 /* The first parameter with a gradient (or a value) that is no number; NULL: none. */
 const char *kr_parameters_not_finite(const kr_parameters *p, const float *array);
 

@@ -291,10 +291,11 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
   KR_TRY(open_memory(r));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
-  kr_trainer_draw_weights(r->trainer);
+  KR_TRY(kr_trainer_draw_weights(r->trainer));
   kr_parameters *p = kr_trainer_generator(r->trainer);
   if (*weights) KR_TRY(kr_parameters_read(p, *weights, "", p->value));
   memcpy(p->average, p->value, (size_t)p->n * sizeof(float));
+  KR_TRY(kr_trainer_push(r->trainer));
   KR_TRY(open_folder(r));
   const kr_data_counts n = kr_data_count(r->data);
   snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step", (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
@@ -312,7 +313,6 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   KR_CHECK(ctx && options, KRAIT_ERR_ARGUMENT, "krait_train: ctx and options must not be NULL");
   KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_train: options.size is %u, must be %zu", options->size, sizeof *options);
   KR_CHECK(options->folder && (options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000, KRAIT_ERR_ARGUMENT, "krait_train: folder and settings must be given");
-  KR_CHECK(!ctx->cuda, KRAIT_ERR_UNSUPPORTED, "krait_train: training runs on the CPU so far: give it a context of the CPU");
   run r = {.ctx = ctx, .options = options, .train = kr_train_defaults, .state = {.best_loss = INFINITY}};
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;
@@ -321,6 +321,78 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   int32_t status = open_run(&r, &weights);
   kr_weights_close(&weights);
   if (status >= 0) status = run_steps(&r);
+  close_run(&r);
+  kr_recipe_close(&recipe);
+  return status;
+}
+
+/* ---- times ---- */
+
+static void draw_batch(const run *r, kr_batch *batch) {
+  const int64_t plane = r->B * r->F * r->T;
+  uint32_t state = 1;
+  for (int64_t i = 0; i < 4 * plane; i++) state = state * 1664525u + 1013904223u, r->com_in[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 2; /* com behind com_in */
+  for (int64_t i = 0; i < plane; i++) r->mag[i] = sqrtf(r->com[2 * i] * r->com[2 * i] + r->com[2 * i + 1] * r->com[2 * i + 1]), r->pha[i] = atan2f(r->com[2 * i + 1], r->com[2 * i]);
+  memset(r->clean, 0, (size_t)(r->B * r->N) * sizeof(float));
+  *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = r->clean};
+}
+
+static int32_t give_half(void *user, const float *wav, float *quality) {
+  const run *r = user;
+  (void)wav;
+  for (int64_t b = 0; b < r->B; b++) quality[b] = 0.5f;
+  return KRAIT_OK;
+}
+
+static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps, double *seconds, uint64_t *bytes, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+  kr_batch batch;
+  kr_step step;
+  KR_TRY(kr_trainer_open(r->ctx, config, &r->train, r->B, r->T, &r->trainer));
+  KR_TRY(kr_trainer_draw_weights(r->trainer));
+  draw_batch(r, &batch);
+  *seconds = INFINITY, *bytes = kr_trainer_bytes(r->trainer);
+  for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load and record */
+    const int64_t begun = kr_clock_ns();
+    KR_TRY(kr_trainer_step(r->trainer, &batch, 1e-6, give_half, r, &step));
+    const double took = (double)(kr_clock_ns() - begun) * 1e-9;
+    if (k >= 2 && took < *seconds) *seconds = took;
+  }
+  if (each) KR_TRY(kr_trainer_profile(r->trainer, each, user));
+  kr_trainer_close(&r->trainer);
+  return KRAIT_OK;
+}
+
+static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+  kr_pk_config config;
+  int64_t segment, shift;
+  KR_TRY(read_options(r));
+  KR_TRY(open_model(r, weights, &config));
+  KR_TRY(kr_recipe_int(r->recipe, "segment", 64000, 1, 1 << 30, &segment));
+  KR_TRY(kr_recipe_int(r->recipe, "shift", 32000, 0, 1 << 30, &shift));
+  r->F = config.F, r->N = segment - shift, r->T = 1 + r->N / (config.fft_len / 4);
+  KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
+  KR_TRY(open_memory(r));
+  times->batch = r->B, times->frames = r->T;
+  if (r->train.discriminator) KR_TRY(time_trainer(r, &config, times->n_steps, &times->step_s, &times->step_bytes, each, user));
+  const int has_discriminator = r->train.discriminator;
+  r->train.discriminator = 0;
+  KR_TRY(time_trainer(r, &config, times->n_steps, &times->generator_s, &times->generator_bytes, has_discriminator ? NULL : each, user));
+  if (!has_discriminator) times->step_s = times->generator_s, times->step_bytes = times->generator_bytes;
+  return KRAIT_OK;
+}
+
+int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+  KR_CHECK(ctx && options && times, KRAIT_ERR_ARGUMENT, "krait_train_time: ctx, options and times must not be NULL");
+  KR_CHECK(options->size == sizeof *options && times->size == sizeof *times, KRAIT_ERR_STRUCT_SIZE, "krait_train_time: options.size or times.size is not that of its struct");
+  KR_CHECK(times->n_steps > 0 && times->n_steps < 1000000, KRAIT_ERR_ARGUMENT, "krait_train_time: n_steps must be 1 to 999999");
+  KR_CHECK((options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000, KRAIT_ERR_ARGUMENT, "krait_train_time: settings must be given");
+  run r = {.ctx = ctx, .options = options, .train = kr_train_defaults};
+  kr_recipe *recipe = NULL;
+  kr_weights *weights = NULL;
+  KR_TRY(kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe));
+  r.recipe = recipe;
+  const int32_t status = time_both(&r, &weights, times, each, user);
+  kr_weights_close(&weights);
   close_run(&r);
   kr_recipe_close(&recipe);
   return status;

@@ -9,12 +9,31 @@
 
 static const double pi = 3.14159265358979323846;
 
-int32_t kr_spectral_open(int64_t n_fft, int64_t hop, int64_t T, kr_spectral *s) {
+static void lay_out(kr_spectral *s, float *block) {
+  const int64_t F = s->n_fft / 2 + 1, half = s->n_fft / 2;
+  s->forward = block, s->inverse = block + 2 * F * s->n_fft, s->mirror = s->inverse + 2 * F * s->n_fft, s->envelope = s->mirror + half * half;
+}
+
+/* What has been computed on the host goes to the device. */
+static int32_t move_in(const krait_ctx *ctx, kr_spectral *s, size_t bytes) {
+  float *const host = s->forward, *block = NULL;
+  s->cuda = ctx->cuda;
+  if (!s->cuda) return KRAIT_OK;
+  int32_t status = kr_cuda_alloc(s->cuda, bytes, (void **)&block);
+  if (status >= 0) status = kr_cuda_copy_in(s->cuda, block, host, bytes, NULL);
+  if (status >= 0) status = kr_cuda_wait(s->cuda, NULL);
+  kr_free(host);
+  lay_out(s, block);
+  return status;
+}
+
+int32_t kr_spectral_open(const krait_ctx *ctx, int64_t n_fft, int64_t hop, int64_t T, kr_spectral *s) {
   const int64_t F = n_fft / 2 + 1, N = (T - 1) * hop, half = n_fft / 2;
   *s = (kr_spectral){.n_fft = n_fft, .hop = hop, .T = T};
-  s->forward = kr_alloc_array((size_t)(4 * F * n_fft + half * half + N), sizeof(float));
-  KR_CHECK(s->forward, KRAIT_ERR_NO_MEMORY, "no memory for a transform");
-  s->inverse = s->forward + 2 * F * n_fft, s->mirror = s->inverse + 2 * F * n_fft, s->envelope = s->mirror + half * half;
+  const size_t n_floats = (size_t)(4 * F * n_fft + half * half + N);
+  float *const block = kr_alloc_array(n_floats, sizeof(float));
+  KR_CHECK(block, KRAIT_ERR_NO_MEMORY, "no memory for a transform");
+  lay_out(s, block);
   for (int64_t n = 0; n < n_fft; n++) {
     const double window = 0.5 - 0.5 * cos(2 * pi * (double)n / (double)n_fft);
     for (int64_t f = 0; f < F; f++) {
@@ -35,11 +54,12 @@ int32_t kr_spectral_open(int64_t n_fft, int64_t hop, int64_t T, kr_spectral *s) 
     }
     s->envelope[i] = (float)(1 / sum);
   }
-  return KRAIT_OK;
+  return move_in(ctx, s, n_floats * sizeof(float));
 }
 
 void kr_spectral_close(kr_spectral *s) {
-  kr_free(s->forward);
+  if (s->cuda) kr_cuda_free(s->cuda, s->forward);
+  else kr_free(s->forward);
   *s = (kr_spectral){0};
 }
 

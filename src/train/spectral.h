@@ -3,17 +3,19 @@
 #ifndef KR_SPECTRAL_H
 #define KR_SPECTRAL_H
 
+#include "ctx.h"
 #include "graph.h"
 
-/* Constants of a transform: floats in one block, to be freed with kr_free. */
+/* Constants of a transform, in one block where the context's graphs run. */
 typedef struct kr_spectral {
   int64_t n_fft, hop, T;
   float *forward;  /* (n_fft, 2F): window and transform: real parts, then imaginary ones */
   float *inverse;  /* (2F, n_fft): transform back and window */
   float *envelope; /* (T - 1) hop: one over the sum of squared windows */
   float *mirror;   /* (n_fft/2, n_fft/2): what reverses a row */
+  const kr_cuda *cuda; /* NULL: in host memory */
 } kr_spectral;
-int32_t kr_spectral_open(int64_t n_fft, int64_t hop, int64_t T, kr_spectral *s);
+int32_t kr_spectral_open(const krait_ctx *ctx, int64_t n_fft, int64_t hop, int64_t T, kr_spectral *s);
 void kr_spectral_close(kr_spectral *s);
 
 /* mag, pha (B,F,T), power as audio/stft -> wav (B, (T-1) hop), written if given, else made. */

@@ -8,6 +8,7 @@
 
 #include "alloc.h"
 #include "op_list.h"
+#include "optimiser.h"
 #include "primeknet/primeknet_graph.h"
 #include "spectral.h"
 #include "status.h"
@@ -25,20 +26,20 @@ struct kr_trainer {
   kr_spectral spectral;
   kr_parameters generator, discriminator;
   int64_t n_steps, n_updates; /* batches; updates of the weights */
-  float *sum;                 /* gradients of the batches before, where several make a step: the generator's, the discriminator's */
+  float *sum;                 /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where these lie */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
   kr_runner *run_g, *run_d;
   kr_tensor mag_con, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
-  float *memory;              /* what follows */
+  int judged;                 /* whether the judge took the last batch */
+  float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
+  double *squares;            /* the optimiser's scratch on a GPU */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS], *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
 
 kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
 kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
-float *kr_trainer_u(kr_trainer *t, int norm) { return t->u[norm]; }
-float *kr_trainer_v(kr_trainer *t, int norm) { return t->v[norm]; }
 int64_t kr_trainer_steps(const kr_trainer *t) { return t->n_steps; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
@@ -65,6 +66,26 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
     t->v[k] = cut(&memory, kr_disc_inputs(k)), t->v_aside[k] = cut(&memory, kr_disc_inputs(k));
   }
   return memory - begin;
+}
+
+/* ---- between the host and where graphs run: on a CPU there is nothing to do ---- */
+
+static float *on_host(const kr_trainer *t, float *at) { return t->host + (at - t->memory); }
+
+/* From the caller's memory, or (from is NULL) from the host's side of the same floats. */
+static int32_t put(kr_trainer *t, float *at, const float *from, int64_t n) {
+  const size_t bytes = (size_t)n * sizeof *at;
+  if (t->ctx->cuda) return kr_cuda_copy_in(t->ctx->cuda, at, from ? from : on_host(t, at), bytes, NULL);
+  if (from) memcpy(at, from, bytes);
+  return KRAIT_OK;
+}
+static int32_t fetch(kr_trainer *t, float *at, int64_t n) { return t->ctx->cuda ? kr_cuda_copy_out(t->ctx->cuda, on_host(t, at), at, (size_t)n * sizeof *at, NULL) : KRAIT_OK; }
+static int32_t wait(kr_trainer *t) { return t->ctx->cuda ? kr_cuda_wait(t->ctx->cuda, NULL) : KRAIT_OK; }
+static int32_t copy(kr_trainer *t, float *to, const float *from, int64_t n) {
+  const size_t bytes = (size_t)n * sizeof *to;
+  if (t->ctx->cuda) return kr_cuda_copy(t->ctx->cuda, to, from, bytes, NULL);
+  memcpy(to, from, bytes);
+  return KRAIT_OK;
 }
 
 static krait_view layout_of(kr_dims dims, float *data) {
@@ -119,7 +140,7 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
     if (t->terms[k]) from[n++] = (kr_gradient){t->terms[k], input(g, "term_weight", KR_DIMS(1), t->v_seeds + 16 * k)};
   for (int64_t i = 0; i < p->n_items; i++) {
     const kr_parameter *item = &p->items[i];
-    wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims), output(g, item->name, item->dims, p->gradient + item->at)};
+    wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims), output(g, item->name, item->dims, kr_parameters_at(p, p->gradient + item->at))};
   }
   const int32_t status = kr_graph_backward(g, from, n, wanted, (int)p->n_items);
   kr_free(wanted);
@@ -181,19 +202,32 @@ static int32_t list_parameters(kr_trainer *t) {
   const int32_t status = kr_graph_status(g);
   kr_graph_close(&g);
   KR_TRY(status);
-  KR_TRY(kr_parameters_allocate(&t->generator));
-  return kr_parameters_allocate(&t->discriminator);
+  KR_TRY(kr_parameters_allocate(t->ctx, &t->generator));
+  return kr_parameters_allocate(t->ctx, &t->discriminator);
+}
+
+static int32_t open_memory(kr_trainer *t) {
+  const int64_t n = lay_out(t, NULL);
+  const kr_cuda *cuda = t->ctx->cuda;
+  t->host = t->memory = kr_alloc_array((size_t)n, sizeof(float));
+  KR_CHECK(t->host, KRAIT_ERR_NO_MEMORY, "no memory for batches of %lld", (long long)t->B);
+  if (cuda) {
+    t->memory = NULL;
+    KR_TRY(kr_cuda_alloc(cuda, (size_t)n * sizeof(float), (void **)&t->memory));
+    KR_TRY(kr_cuda_fill(cuda, t->memory, 0, (size_t)n * sizeof(float), NULL));
+    KR_TRY(kr_cuda_alloc(cuda, (size_t)kr_optimiser_scratch_bytes(), (void **)&t->squares));
+  }
+  lay_out(t, t->memory);
+  for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_ones)[b] = 1;
+  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) on_host(t, t->v_dropout)[i] = 1;
+  return put(t, t->v_ones, NULL, t->B);
 }
 
 static int32_t open_parts(kr_trainer *t) {
   KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
-  KR_TRY(kr_spectral_open(t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
+  KR_TRY(kr_spectral_open(t->ctx, t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
   KR_TRY(list_parameters(t));
-  t->memory = kr_alloc_array((size_t)lay_out(t, NULL), sizeof(float));
-  KR_CHECK(t->memory, KRAIT_ERR_NO_MEMORY, "no memory for batches of %lld", (long long)t->B);
-  lay_out(t, t->memory);
-  for (int64_t b = 0; b < t->B; b++) t->v_ones[b] = 1;
-  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) t->v_dropout[i] = 1;
+  KR_TRY(open_memory(t));
   KR_TRY(kr_graph_open(&t->g));
   KR_TRY(record_generator(t));
   KR_TRY(kr_graph_plan(t->g, t->ctx, 0));
@@ -221,8 +255,32 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_graph_close(&t->g), kr_graph_close(&t->d);
   kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
-  kr_free(t->sum), kr_free(t->memory), kr_free(t);
+  if (t->ctx->cuda) kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares);
+  else kr_free(t->sum);
+  kr_free(t->host), kr_free(t);
   *trainer = NULL;
+}
+
+/* ---- state on the host ---- */
+
+float *kr_trainer_u(kr_trainer *t, int norm) { return on_host(t, t->u[norm]); }
+float *kr_trainer_v(kr_trainer *t, int norm) { return on_host(t, t->v[norm]); }
+
+int32_t kr_trainer_push(kr_trainer *t) {
+  KR_TRY(kr_parameters_push(&t->generator));
+  KR_TRY(kr_parameters_push(&t->discriminator));
+  for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(put(t, t->u[k], NULL, kr_disc_outputs(k)));
+  return wait(t);
+}
+
+int32_t kr_trainer_pull(kr_trainer *t) {
+  KR_TRY(kr_parameters_pull(&t->generator));
+  KR_TRY(kr_parameters_pull(&t->discriminator));
+  for (int k = 0; k < KR_DISC_NORMS; k++) {
+    KR_TRY(fetch(t, t->u[k], kr_disc_outputs(k)));
+    KR_TRY(fetch(t, t->v[k], kr_disc_inputs(k)));
+  }
+  return wait(t);
 }
 
 /* ---- numbers drawn by counter ---- */
@@ -274,7 +332,7 @@ static void draw_norms(kr_parameters *p) {
   }
 }
 
-void kr_trainer_draw_weights(kr_trainer *t) {
+int32_t kr_trainer_draw_weights(kr_trainer *t) {
   kr_parameters *both[] = {&t->generator, &t->discriminator};
   for (int k = 0; k < 2; k++) {
     double reach = 1;
@@ -284,32 +342,40 @@ void kr_trainer_draw_weights(kr_trainer *t) {
   const kr_parameter *prelu = kr_parameters_find(&t->discriminator, "layers.16.weight");
   for (int64_t k = 0; prelu && k < prelu->n; k++) t->discriminator.value[prelu->at + k] = 0.25f;
   for (int k = 0; k < KR_DISC_NORMS; k++) {
+    float *const u = kr_trainer_u(t, k);
     double sum = 0;
-    for (int64_t i = 0; i < kr_disc_outputs(k); i++) t->u[k][i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)t->u[k][i] * (double)t->u[k][i];
-    for (int64_t i = 0; i < kr_disc_outputs(k); i++) t->u[k][i] /= (float)sqrt(sum);
+    for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)u[i] * (double)u[i];
+    for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] /= (float)sqrt(sum);
   }
   memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
+  return kr_trainer_push(t);
 }
 
 /* ---- steps ---- */
 
-static void take_batch(kr_trainer *t, const kr_batch *batch) {
-  const size_t plane = (size_t)(t->B * t->F * t->T) * sizeof(float);
-  memcpy(t->v_com_in, batch->com_in, 2 * plane), memcpy(t->v_mag, batch->mag, plane), memcpy(t->v_pha, batch->pha, plane), memcpy(t->v_com, batch->com, 2 * plane);
-  if (batch->wav) memcpy(t->v_wav, batch->wav, (size_t)(t->B * t->N) * sizeof(float));
+static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
+  const int64_t plane = t->B * t->F * t->T;
+  KR_TRY(put(t, t->v_com_in, batch->com_in, 2 * plane));
+  KR_TRY(put(t, t->v_mag, batch->mag, plane));
+  KR_TRY(put(t, t->v_pha, batch->pha, plane));
+  KR_TRY(put(t, t->v_com, batch->com, 2 * plane));
+  return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
-static void draw_dropout(kr_trainer *t, const float *given) {
+static int32_t draw_dropout(kr_trainer *t, const float *given) {
   const int64_t n = 3 * t->B * KR_DISC_WIDTH;
+  float *const factors = on_host(t, t->v_dropout);
   for (int64_t i = 0; i < n; i++) {
     const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps, (uint64_t)i) >= dropout_rate;
-    t->v_dropout[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
+    factors[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
   }
+  return put(t, t->v_dropout, NULL, n);
 }
 
 static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to) {
   for (int k = from; k < to; k++) {
     if (isfinite(step->terms[k])) continue;
+    KR_TRY(kr_trainer_pull(t));
     const char *value = kr_parameters_not_finite(&t->generator, t->generator.value), *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     if (!value) value = kr_parameters_not_finite(&t->discriminator, t->discriminator.value);
     return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is no number; %s%s", (long long)t->n_steps + 1, kr_term_names[k],
@@ -318,23 +384,26 @@ static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to)
   return KRAIT_OK;
 }
 
-static void read_terms(const kr_trainer *t, kr_step *step) {
-  for (int k = 0; k < KR_TERMS; k++) step->terms[k] = t->terms[k] ? (double)t->v_terms[16 * k] : 0;
+static int32_t read_terms(kr_trainer *t, kr_step *step) {
+  KR_TRY(fetch(t, t->v_terms, 16 * KR_TERMS));
+  KR_TRY(fetch(t, t->v_scores, 3 * t->B));
+  KR_TRY(fetch(t, t->v_sigma, 16 * 3 * KR_DISC_NORMS));
+  KR_TRY(wait(t));
+  for (int k = 0; k < KR_TERMS; k++) step->terms[k] = t->terms[k] ? (double)on_host(t, t->v_terms)[16 * k] : 0;
+  if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   step->phase = step->terms[KR_TERM_PHASE_IP] + step->terms[KR_TERM_PHASE_GD] + step->terms[KR_TERM_PHASE_IAF];
   step->total = 0;
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->total += t->options.weights[k] * step->terms[k];
-  memcpy(step->scores, t->v_scores, (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
-  for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = t->v_sigma[16 * k];
+  memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
+  for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
+  return KRAIT_OK;
 }
 
-/* Sums of batches that make one step together; the last leaves their mean as the gradient. */
-static int accumulate(kr_trainer *t, kr_parameters *p, float *sum, int64_t n) {
-  const int64_t at = t->n_steps % n;
-  if (n == 1) return 1;
-  for (int64_t i = 0; i < p->n; i++) sum[i] = (at ? sum[i] : 0) + p->gradient[i];
-  if (at + 1 < n) return 0;
-  for (int64_t i = 0; i < p->n; i++) p->gradient[i] = sum[i] / (float)n;
-  return 1;
+/* Sums of batches that make one step together; whether this one ends it. */
+static int32_t accumulate(kr_trainer *t, kr_parameters *p, float *sum, int *is_last) {
+  const int64_t n = t->options.accumulate, at = t->n_steps % n;
+  *is_last = at + 1 == n;
+  return n == 1 ? KRAIT_OK : kr_optimiser_accumulate(t->ctx, p, sum, at, n);
 }
 
 static kr_adamw adamw_of(const kr_trainer *t, double lr) {
@@ -342,38 +411,51 @@ static kr_adamw adamw_of(const kr_trainer *t, double lr) {
   return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, t->n_updates + 1};
 }
 
+/* What the judge says of the signals that the generator made, where the discriminator's graph reads it. */
+static int32_t ask_judge(kr_trainer *t, kr_judge_fn *judge, void *user) {
+  float *const quality = on_host(t, t->v_quality);
+  if (judge) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
+  KR_TRY(wait(t));
+  t->judged = judge && judge(user, on_host(t, t->v_wav_hat), quality) >= 0;
+  for (int64_t b = 0; b < t->B; b++) t->judged = t->judged && isfinite(quality[b]);
+  for (int64_t b = 0; b < t->B && !t->judged; b++) quality[b] = 0;
+  return put(t, t->v_quality, NULL, t->B);
+}
+
+static int32_t put_seeds(kr_trainer *t) {
+  float *const seeds = on_host(t, t->v_seeds);
+  for (int k = 0; k < KR_TERM_DISC_R; k++) seeds[16 * k] = (float)t->options.weights[k];
+  seeds[16 * KR_TERM_DISC_R] = 1, seeds[16 * KR_TERM_DISC_G] = t->judged ? 1 : 0;
+  return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
+}
+
 static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
   const kr_adamw o = adamw_of(t, lr);
-  int judged = judge && judge(user, t->v_wav_hat, t->v_quality) >= 0;
-  for (int64_t b = 0; b < t->B; b++) judged = judged && isfinite(t->v_quality[b]);
-  for (int64_t b = 0; b < t->B && !judged; b++) t->v_quality[b] = 0;
-  t->v_seeds[16 * KR_TERM_DISC_R] = 1, t->v_seeds[16 * KR_TERM_DISC_G] = judged ? 1 : 0;
+  int is_last;
+  KR_TRY(ask_judge(t, judge, user));
+  KR_TRY(put_seeds(t));
   KR_TRY(kr_runner_run(t->run_d, NULL));
-  if (!judged) t->v_terms[16 * KR_TERM_DISC_G] = 0;
-  read_terms(t, step);
+  KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
-  if (accumulate(t, &t->discriminator, t->sum + t->generator.n, t->options.accumulate) && lr > 0) kr_parameters_adamw(t->ctx, &t->discriminator, &o, 1);
+  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, &is_last));
+  return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
+}
+
+static int32_t open_sums(kr_trainer *t) {
+  const size_t n = (size_t)(t->generator.n + t->discriminator.n);
+  if (t->options.accumulate == 1 || t->sum) return KRAIT_OK;
+  if (t->ctx->cuda) return kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum);
+  t->sum = kr_alloc_array(n, sizeof(float));
+  KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
   return KRAIT_OK;
 }
 
-int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  memset(step, 0, sizeof *step);
-  if (t->options.accumulate > 1 && !t->sum) {
-    t->sum = kr_alloc_array((size_t)(t->generator.n + t->discriminator.n), sizeof(float));
-    KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
-  }
-  take_batch(t, batch);
-  draw_dropout(t, batch->dropout);
-  for (int k = 0; k < KR_TERM_DISC_R; k++) t->v_seeds[16 * k] = (float)t->options.weights[k];
-  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
-  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
-  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) memcpy(t->u[k], t->u_next[1][k], (size_t)kr_disc_outputs(k) * sizeof(float));
-  read_terms(t, step);
-  KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
-  step->updated = accumulate(t, &t->generator, t->sum, t->options.accumulate);
-  step->gradient_norm = kr_parameters_gradient_norm(&t->generator);
+/* From the generator's gradients to its new values. */
+static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
+  KR_TRY(accumulate(t, &t->generator, t->sum, &step->updated));
+  KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   if (!isfinite(step->gradient_norm)) {
+    KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s", (long long)t->n_steps + 1, name ? name : "all together");
   }
@@ -381,19 +463,46 @@ int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judg
   if (!step->updated || lr <= 0) return KRAIT_OK;
   const kr_adamw o = adamw_of(t, lr);
   const double clip = t->options.clip;
-  kr_parameters_adamw(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1);
   t->n_updates++;
-  if (t->options.average_decay > 0) kr_parameters_follow(&t->generator, t->options.average_decay);
-  return KRAIT_OK;
+  return kr_optimiser_step(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1, t->options.average_decay);
+}
+
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  memset(step, 0, sizeof *step);
+  KR_TRY(open_sums(t));
+  KR_TRY(take_batch(t, batch));
+  KR_TRY(draw_dropout(t, batch->dropout));
+  if (!t->d) KR_TRY(put_seeds(t));
+  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u[k], t->u_next[1][k], kr_disc_outputs(k)));
+  KR_TRY(read_terms(t, step));
+  KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
+  return step_generator(t, lr, step);
 }
 
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav) {
   memset(step, 0, sizeof *step);
-  take_batch(t, batch);
-  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) t->v_dropout[i] = 1;
-  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) memcpy(t->u_next[0][k], t->u[k], (size_t)kr_disc_outputs(k) * sizeof(float));
+  KR_TRY(take_batch(t, batch));
+  for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) on_host(t, t->v_dropout)[i] = 1;
+  KR_TRY(put(t, t->v_dropout, NULL, 3 * t->B * KR_DISC_WIDTH));
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
   KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
-  read_terms(t, step);
-  if (wav) memcpy(wav, t->v_wav_hat, (size_t)(t->B * t->N) * sizeof *wav);
+  if (wav) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
+  KR_TRY(read_terms(t, step));
+  if (wav) memcpy(wav, on_host(t, t->v_wav_hat), (size_t)(t->B * t->N) * sizeof *wav);
   return check_terms(t, step, 0, KR_TERM_DISC_R);
+}
+
+/* ---- times ---- */
+
+int32_t kr_trainer_profile(kr_trainer *t, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user) {
+  kr_runner *const runners[] = {t->run_g, t->run_d};
+  for (int k = 0; k < 2; k++) {
+    if (!runners[k]) continue;
+    KR_TRY(kr_runner_profile(runners[k], NULL));
+    kr_runner_each_time(runners[k], each, user);
+  }
+  return KRAIT_OK;
 }

@@ -35,11 +35,14 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
 void kr_trainer_close(kr_trainer **trainer);
 
 /* From the seed, as the published modules begin. */
-void kr_trainer_draw_weights(kr_trainer *t);
+int32_t kr_trainer_draw_weights(kr_trainer *t);
+/* What these give lies on the host. Steps on a GPU change it there: pull before reading, push behind a change. */
 kr_parameters *kr_trainer_generator(kr_trainer *t);
 kr_parameters *kr_trainer_discriminator(kr_trainer *t);
 float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reached, (outputs) */
 float *kr_trainer_v(kr_trainer *t, int norm);
+int32_t kr_trainer_push(kr_trainer *t);
+int32_t kr_trainer_pull(kr_trainer *t);
 int64_t kr_trainer_steps(const kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
@@ -55,5 +58,7 @@ typedef struct kr_step {
 int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step);
 /* Losses without an update, power iteration or dropout. wav (B,(T-1) hop) may be NULL: else what the model made. */
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav);
+/* Both graphs node by node, each timed by itself. */
+int32_t kr_trainer_profile(kr_trainer *t, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
 
 #endif

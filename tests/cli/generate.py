@@ -148,11 +148,16 @@ def same_text_by_other_ways():
     full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("whole", "half"))
     check(abs(full - score) < 1e-2 * full, f"float16 scores {score}, float32 {full}")
     check(krait("generate", here / "whole", "-p", PROMPT, "-n", 0).stdout == b"\n", "no tokens")
+    tiny.make(here / "qwen2", "qwen2"), tiny.make(here / "qwen2-shards", "qwen2", shards=3), tiny.make(here / "qwen2-brain", "qwen2", dtype="bf16")
+    want = story(here / "qwen2", "-p", PROMPT, "-n", 20)
+    check(want["tokens"] == 20 and story(here / "qwen2-shards", "-p", PROMPT, "-n", 20)["text"] == want["text"], f"qwen2: {want}")
+    full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("qwen2", "qwen2-brain"))
+    check(abs(full - score) < 3e-2 * full, f"qwen2: bfloat16 scores {score}, float32 {full}")
     return whole
 
 
 def states(whole):
-    for model, text in ((here / "whole", whole["text"]), (here / "two", story(here / "two", "-p", PROMPT, "-n", 20)["text"])):
+    for model, text in ((here / "whole", whole["text"]), *((here / n, story(here / n, "-p", PROMPT, "-n", 20)["text"]) for n in ("two", "qwen2"))):
         file = here / f"{model.name}.state"
         first = story(model, "-p", PROMPT, "-n", 7, "--save-state", file)["text"]
         rest = story(model, "--load-state", file, "-n", 13)["text"]
@@ -192,7 +197,7 @@ def stops(whole):
 def several():
     prompts = ["the north", "", "and a rain", "in", "the rain in the north and"]
     (here / "prompts").write_text("\n".join(prompts))
-    for model in (here / "whole", here / "two"):
+    for model in (here / "whole", here / "two", here / "qwen2"):
         alone = [story(model, "-p", p, "-n", 15)["text"] for p in prompts if p]
         done = krait("generate", model, "--file", here / "prompts", "-n", 15, "--json")
         check([json.loads(line)["text"] for line in done.stdout.splitlines()] == alone, f"{model.name}: --file: {done.stdout!r}, not {alone}")
@@ -268,6 +273,17 @@ def refused():
                           ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing"))):
         (bad / "config.json").write_text(config.replace(change, words[0]))
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
+    tiny.make(bad, "qwen2")
+    config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
+    for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not fit together"),
+                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' are not"),
+                                 '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model wants (63, 32)")}.items():
+        check(change in config, change)
+        (bad / "config.json").write_text(config.replace(change, new))
+        check_error(2, words, "generate", bad, "-p", "a")
+    (bad / "config.json").write_text(config)
+    (bad / "model.safetensors").write_bytes(good.replace(b"layers.1.self_attn.k_proj.bias", b"layers.1.self_attn.k_proj.bies"))
+    check_error(2, "'model.layers.1.self_attn.k_proj.bias' is missing", "generate", bad, "-p", "a")
     (bad / "config.json").unlink()
     check_error(2, "there is no config.json in it", "generate", bad, "-p", "a")
     check_error(2, "there is no such folder or file", "generate", here / "nowhere", "-p", "a")
@@ -288,9 +304,10 @@ def little_memory():
         return  # AddressSanitizer wants terabytes of addresses for itself
     long = here / "long.txt"
     long.write_bytes(b"the rain in the north and a " * 1000000)
-    limit = f"ulimit -v 120000; exec {KRAIT} generate {here / 'whole'} - --threads 1 -n 1 < {long}"
-    done = subprocess.run(["bash", "-c", limit], capture_output=True, timeout=120)
-    check(done.returncode in (1, 2) and done.stderr.count(b"\n") == 1 and b"memory" in done.stderr, f"too long for the memory: {done}")
+    for model, kib in (("whole", 120000), ("qwen2", 700000)): # a tokenised prompt fits into the larger, its keys and values do not
+        limit = f"ulimit -v {kib}; exec {KRAIT} generate {here / model} - --threads 1 -n 1 < {long}"
+        done = subprocess.run(["bash", "-c", limit], capture_output=True, timeout=120)
+        check(done.returncode in (1, 2) and done.stderr.count(b"\n") == 1 and b"memory" in done.stderr, f"too long for the memory: {done}")
 
 
 def interrupted():

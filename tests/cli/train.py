@@ -71,6 +71,14 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
     check_error(2, "no setting", "train", config, "frobnicate")
-    check_error(2, "on the CPU so far", "train", "--device", "cuda")
+    check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
+
+    # what a step takes: no recordings are needed, and all calls are told
+    done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")
+    check(done.returncode == 0, f"bench train: {done}")
+    times = json.loads(done.stdout)
+    check(times["batch"] == 2 and times["frames"] == 81 and 0 < times["generator_ms"] and times["generator_bytes"] < times["step_bytes"], f"bench train: {times}")
+    check(0 < sum(call["ms"] for call in times["calls"]) and {"selective_scan_bwd", "spectral_norm"} <= {call["op"] for call in times["calls"]}, "the calls of a step")
+    check_error(2, "no setting", "bench", "train", config, "frobnicate")
 finish()

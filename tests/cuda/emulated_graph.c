@@ -77,7 +77,7 @@ static void steps_are_those_of_the_cpu(void **state) {
     run(&gpu, x[at], y[at], NULL);
     for (int i = 0; i < N; i++)
       if (!(fabsf(y[at][i] - want[i]) <= 1e-5f * (1 + fabsf(want[i])))) fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
-    n_recorded += gpu.r->recorded != NULL;
+    n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
   assert_int_equal(n_recorded, 10); /* all but the first run with each pair of addresses */
   close_model(&cpu);
@@ -98,7 +98,7 @@ static void a_recorded_stream_gets_the_launches(void **state) {
   assert_int_equal(kr_cuda_graph_begin(gpu.ctx->cuda, stream), KRAIT_OK);
   run(&gpu, x, y, stream);
   assert_int_equal(kr_cuda_graph_end(gpu.ctx->cuda, stream, &graph), KRAIT_OK);
-  assert_null(gpu.r->recorded);
+  assert_null(gpu.r->recordings[0].recorded);
   for (int t = 0; t < 3; t++) {
     run(&cpu, x, want, NULL);
     assert_int_equal(kr_cuda_graph_launch(gpu.ctx->cuda, graph, stream), KRAIT_OK);

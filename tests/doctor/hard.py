@@ -316,7 +316,7 @@ def members_of_a_wheel_are_judged_like_files(doctor, folder):
     shapes = {
         "plain": elf(fatbin=container(80, "ptx80") + container(90)), "none": elf(undefined=["_ZN2at1xEv"]), "no_sections": elf(fatbin=container(80) + container(90), sections=False),
         "outside": elf(rodata=container(75), fatbin=container(80)), "between": elf(rodata=container(75)), "padded": elf(fatbin=container(80) + b"\0" * 64),
-        "gap": elf(fatbin=b"\0" * 64 + container(80)), "damaged": elf(fatbin=container(80) + bytes(broken)), "cut": elf(fatbin=container(80) + container(90, damage=True)),
+        "gap": elf(fatbin=b"\0" * 64 + container(80)), "apart": elf(fatbin=container(80) + b"\0" * (-len(container(80)) % 256) + container(90) + b"\0" * 5000 + container(75)), "damaged": elf(fatbin=container(80) + bytes(broken)), "cut": elf(fatbin=container(80) + container(90, damage=True)),
         "relocatable": elf(fatbin=container(75), relfatbin=rel), "old": elf(fatbin=struct.pack("<I", 0x1EE55A01) + b"\0" * 60), "not_elf": b"text", "bad_image": elf(fatbin=container(entry(2, 80, b"x" * 200))),
         "large": elf(rodata=noise * 40, fatbin=container(80) + container(90), undefined=["_ZN2at1xEv"], needed=["libc10.so"], versions=[("libc.so.6", "GLIBC_2.34")]),
     }
@@ -330,6 +330,16 @@ def members_of_a_wheel_are_judged_like_files(doctor, folder):
             assert a[key] == b[key], (n, key, a[key], b[key])
         found = [f["id"] for f in inside["findings"] if (f["file"] or "").endswith(f"/{n}.so")]
         assert alone.ids() == found, (n, alone.ids(), found)
+
+
+def containers_lie_apart_in_sections_of_aarch64(doctor, folder):
+    """Its linker aligns each to 256 bytes: in torch 2.11 for aarch64 the second container begins 120 bytes behind the first, and another 443 follow."""
+    first = container(80)
+    data = elf(fatbin=first + b"\0" * (-len(first) % 256) + container(90) + b"\0" * 264 + container(120))
+    a = verdict(doctor, folder, data, "--gpu", "9.0", "--all")
+    assert len(a["files"][0]["containers"]) == 3 and "K02" in a.ids(), a["files"][0]
+    broken = elf(fatbin=first + b"\0" * 64 + b"text" * 16)
+    assert "F01" in verdict(doctor, folder, broken, "--gpu", "8.0", name="y.so").ids()
 
 
 def wheel_names_with_escapes(doctor, folder):
@@ -620,6 +630,31 @@ def plan_is_short_and_ordered(doctor, folder):
     steps = [next((k for k in ("nvidia-driver", "install --force-reinstall torch", "causal-conv1d", "mamba-ssm", "krait doctor") if k in line), line) for line in plan]
     assert steps[:2] == ["nvidia-driver", "install --force-reinstall torch"] and sorted(steps[2:4]) == ["causal-conv1d", "mamba-ssm"] and steps[4:] == ["krait doctor"], plan
     assert ask(CUDA_FORCE_PTX_JIT="1")[0] == "unset CUDA_FORCE_PTX_JIT"
+
+
+def what_a_plan_does_not_mend_is_said(doctor, folder):
+    """Rules whose commands do not suffice: the plan is run through the tables again and says so, for each kind of shortfall."""
+    t = Tree(folder, images=(50, 80, 90))
+    t.extension(name="flash-attn", version="2.5.0", module="flash_attn_2_cuda")
+    text = TABLES.read_text()
+
+    def left(command, *args):
+        changed = re.sub(r"(\[rule (K01|K14) [^\[]*?)\nfix [^\n]*(?:\nfix [^\n]*)*", lambda m: f"{m.group(1)}\nfix {command}", text)
+        assert changed.count(f"fix {command}") == 2
+        (folder / "x.tables").write_text(changed)
+        out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--tables", folder / "x.tables", "--fix-plan", *args).stdout.decode()
+        return [line.partition(": ")[2] for line in out.splitlines() if line.startswith("# not mended by this: ")]
+
+    cases = {"pip install flash-attn==2.6.3": "flash-attn 2.6.3 has no code for 12.0",
+             "pip install torch==2.5.1 --index-url https://download.pytorch.org/whl/cu124": "torch 2.5.1 of cu124 has no code for 12.0",
+             "pip install torchvision==0.20.1": "torchvision 0.20.1 is not the one of torch ",
+             "export CUDA_HOME=/usr/local/cuda-12.6 && pip install --no-binary flash-attn flash-attn==2.8.3": "CUDA 12.6 cannot build flash-attn for 12.0: that needs 12.8"}
+    for command, words in cases.items():
+        said = left(command)
+        assert any(line.startswith(words) for line in said), (command, said)
+    said = left("pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cu130", "--driver", "575.57")
+    assert any("asks for driver 580" in line for line in said), said
+    assert left("pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cu128", "--driver", "580.82") == []
 
 
 def releases_are_bounded_by_the_installed_torch(doctor, folder):

@@ -146,6 +146,22 @@ def versions_of_the_library_found(doctor, folder):
     assert ask([("GLIBC_ABI_DT_RELR",)], ["GLIBC_2.2.5", "GLIBC_2.35"], library="libc.so.6", where="root/usr/lib/x86_64-linux-gnu")[0]["id"] == "L03"
 
 
+def a_library_of_another_processor_is_passed_over(doctor, folder):
+    """As the loader does: one of x86_64 in the system's folder or on an RPATH does not serve an aarch64 wheel, and does not judge it."""
+    w = wheel(folder / "x-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", {"x/_C.so": elf(machine=ARM, needed=["libgcc_s.so.1"], versions=[("libgcc_s.so.1", "GCC_4.5.0")], fatbin=container(90))}, name="x", version="1.0",
+              tag="cp311-cp311-manylinux_2_28_aarch64")
+    gcc = folder / "root/usr/lib/x86_64-linux-gnu/libgcc_s.so.1"
+    place(gcc, elf(soname="libgcc_s.so.1", provides=["GCC_3.0", "GCC_12.0.0"]))
+    ask = lambda: doctor(w, "--machine", "aarch64", "--gpu", "9.0", "--root", folder / "root")
+    assert "L04" not in ask().ids(), ask()["findings"]
+    gcc.write_bytes(elf(machine=ARM, soname="libgcc_s.so.1", provides=["GCC_3.0"]))
+    found = ask().find("L04")  # GCC_4.5.0 has no row: what is left is no "or", but the command
+    assert found["fix"][0].startswith("export LD_PRELOAD="), found
+    near = tree(folder / "near", rpath="$ORIGIN/own")
+    place(near.site / "own" / LIB, elf(machine=ARM, soname=LIB))
+    assert not is_found(doctor, near)
+
+
 def a_path_that_leads_to_an_older_library(doctor, folder):
     t = Tree(folder)
     t.extension(needed=(LIB, "libc10.so"), versions=[(LIB, "ODD_2")], runpath="$ORIGIN/own")

@@ -15,7 +15,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -220,35 +219,11 @@ static int serve(void) {
   return 0;
 }
 
-/* Which library a crash is in: the first frame that is neither libc's nor ours. Those of other people's libraries are told apart. */
-static void tell_crash(int number) {
-  void *frames[32];
-  Dl_info info;
-  const int n = backtrace(frames, 32);
-  is_active = 0;
-  for (int i = 0; i < n; i++) {
-    if (!dladdr(frames[i], &info) || !info.dli_fname || strstr(info.dli_fname, "libc.so") || strstr(info.dli_fname, "libinject")) continue;
-    dprintf(2, "inject: crashed in %s\n", info.dli_fname);
-    break;
-  }
-  signal(number, SIG_DFL);
-  raise(number);
-}
-
-static void watch_crashes(void) {
-  void *frames[4];
-  backtrace(frames, 4); /* loads what it needs now, not in the handler */
-  signal(SIGSEGV, tell_crash);
-  signal(SIGABRT, tell_crash);
-  signal(SIGBUS, tell_crash);
-}
-
 static int (*program)(int, char **, char **);
 
 static int run_program(int argc, char **argv, char **environment) {
   const char *fault = getenv("KRAIT_FAULT");
   unsetenv("LD_PRELOAD");
-  watch_crashes();
   if (getenv("KRAIT_FAULT_SERVER") && !serve()) _exit(0);
   if (fault) take_fault(fault);
   atexit(write_counts);

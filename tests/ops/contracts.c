@@ -2,6 +2,8 @@
  * names the op and the argument. A table per op: the field that is spoiled, how, and what must come back. */
 #include <stdio.h>
 
+#include <krait/blocks.h>
+
 #include "../test.h"
 #include "contract.h"
 #include "op_list.h"
@@ -255,6 +257,17 @@ static const rule rules[] = {
     MODE(mamba_inner_bwd, ddt_norm_weight, KRAIT_F32, 0, "ddt_norm_weight cannot be given without dt_norm_weight"),
     MODE(mamba_inner_bwd, dB_norm_weight, KRAIT_F32, 0, "dB_norm_weight cannot be given without B_norm_weight"),
     MODE(mamba_inner_bwd, dC_norm_weight, KRAIT_F32, 0, "dC_norm_weight cannot be given without C_norm_weight"),
+    LEAST(mamba2_inner, B, 0), LEAST(mamba2_inner, H, 1), LEAST(mamba2_inner, P, 1), LEAST(mamba2_inner, N, 1), LEAST(mamba2_inner, G, 1), LEAST(mamba2_inner, F, 0),
+    {"mamba2_inner", AT(mamba2_inner, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0}, {"mamba2_inner", AT(mamba2_inner, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
+    {"mamba2_inner", AT(mamba2_inner, K), SIZE, 0, ARG, "in_proj_weight cannot be given with K == 0", 0},
+    {"mamba2_inner", AT(mamba2_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
+    {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0}, {"mamba2_inner", 0, FLAGS, 4, ARG, "unknown flags 0x4", 0},
+    VIEW(mamba2_inner, x, 1), VIEW(mamba2_inner, in_proj_weight, 1), VIEW(mamba2_inner, conv_weight, 1), VIEW(mamba2_inner, A, 1), VIEW(mamba2_inner, out_proj_weight, 1),
+    VIEW(mamba2_inner, out, 1), VIEW(mamba2_inner, Dvec, 0), VIEW(mamba2_inner, dt_bias, 0), VIEW(mamba2_inner, norm_weight, 0), VIEW(mamba2_inner, initial_states, 0),
+    MODE(mamba2_inner, y, KRAIT_F32, 0, "y cannot be given without norm_weight"), 
+    VIEW(mamba2_inner_bwd, x, 1), VIEW(mamba2_inner_bwd, dout, 1), VIEW(mamba2_inner_bwd, din_proj_weight, 0), VIEW(mamba2_inner_bwd, ddt_bias, 0), VIEW(mamba2_inner_bwd, dA, 0),
+    MODE(mamba2_inner_bwd, dnorm_weight, KRAIT_F32, 0, "dnorm_weight cannot be given without norm_weight"),
+    {"mamba2_inner_bwd", AT(mamba2_inner_bwd, zxbcdt), PRESENT, KRAIT_BF16, DTYPE, "zxbcdt is bfloat16 but x is float32", 0},
 };
 
 static void spoil(unsigned char *args, const rule *r) {
@@ -314,6 +327,16 @@ static void strides_in_place(void **state) {
   a->z.dtype = KRAIT_F16;
   assert_int_equal(kr_op_check(&kr_op_selective_scan, a), KRAIT_ERR_DTYPE);
   assert_non_null(strstr(krait_error_detail(), "out is float32 but z is float16"));
+}
+
+static void limits_of_time_steps(void **state) {
+  (void)state;
+  static unsigned char args[4096];
+  krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)args;
+  fill("mamba2_inner", args);
+  a->dt_min = 2, a->dt_max = 1;
+  assert_int_equal(kr_op_check(&kr_op_mamba2_inner, a), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "mamba2_inner: dt_min 2 is above dt_max 1"));
 }
 
 static void offsets_are_read_before_they_are_used(void **state) {
@@ -552,7 +575,7 @@ static void projected_or_given(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place), cmocka_unit_test(limits_of_time_steps),
                                      cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(keys_are_looked_for_where_they_are), cmocka_unit_test(rows_that_are_not_there_are_refused), cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

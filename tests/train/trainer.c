@@ -1,4 +1,5 @@
-/* trainer.c: losses, gradients and five steps of PrimeKnet's training against those of the published solver in float64 (recorded beside the project). */
+/* trainer.c: losses, gradients and five steps of PrimeKnet's training against those of the published solver in float64 (recorded beside the project): on the CPU,
+ * or on a GPU. Usage: trainer [cuda]. */
 #include "test.h"
 
 #include <math.h>
@@ -21,6 +22,8 @@ typedef struct fixture {
   int64_t B;
 } fixture;
 
+static int32_t device = KRAIT_DEVICE_CPU;
+
 static void *open_file(const char *name) {
   char path[512];
   kr_weights *w = NULL;
@@ -37,7 +40,7 @@ static const float *find(const kr_weights *file, const char *name) {
 static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B) {
   char file[128];
   kr_pk_config c;
-  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
+  krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = KRAIT_FALLBACK_NEVER};
   *f = (fixture){.B = B};
   assert_int_equal(krait_ctx_open(&options, &f->ctx), KRAIT_OK);
   f->speech = open_file("speech.safetensors"), f->disc = open_file("disc.weights.safetensors");
@@ -53,6 +56,7 @@ static void open_fixture(fixture *f, const char *name, const char *kind, int64_t
     snprintf(key, sizeof key, "layers.%d.weight_u", kr_disc_layers[k]);
     memcpy(kr_trainer_u(f->trainer, k), find(f->disc, key), (size_t)kr_disc_outputs(k) * sizeof(float));
   }
+  assert_int_equal(kr_trainer_push(f->trainer), KRAIT_OK);
   kr_stft *stft = NULL;
   const int16_t *clean = (const int16_t *)(const void *)find(f->speech, "golden.clean_i16");
   assert_int_equal(kr_stft_open(400, 100, f->ctx->pool, &stft), KRAIT_OK);
@@ -169,6 +173,7 @@ static void losses_and_gradients(void **state) {
     const kr_batch batch = batch_of(&f, 0);
     if (kr_trainer_step(f.trainer, &batch, 0, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
     check_terms(&f, cases[i].name, &step, "golden.loss.", 0, 1e-5);
+    assert_int_equal(kr_trainer_pull(f.trainer), KRAIT_OK);
     const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
     for (int k = 0; k < 3 * f.B; k++) assert_true(fabsf(step.scores[k] - scores[k]) < 1e-5f);
     for (int k = 0; k < 3 * KR_DISC_NORMS; k++) assert_true(fabsf(step.sigma[k] - sigma[k]) < 1e-5f * sigma[k]);
@@ -199,7 +204,8 @@ static void five_steps(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "cuda") == 0) device = KRAIT_DEVICE_CUDA(0);
   const struct CMUnitTest tests[] = {cmocka_unit_test(losses_and_gradients), cmocka_unit_test(five_steps)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states",
 BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD)
 _signature = signer(11)
 _SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
-_LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
+LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
 _NO_LIMIT = (0.0, math.inf)
 
 
@@ -64,7 +64,7 @@ def time_steps(dt, dt_bias, dt_softplus, dt_limit):
 def _numbers(x, B, cu_seqlens, low, high):
     b, length, h, p = x.shape
     return dict(B=b, L=length, H=h, P=p, N=B.shape[3], G=B.shape[2], S=0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
-                dt_min=low, dt_max=0.0 if high == math.inf else high or _LEAST)
+                dt_min=low, dt_max=0.0 if high == math.inf else high or LEAST)
 
 
 def _flags(softplus, reverse):

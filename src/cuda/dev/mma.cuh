@@ -12,12 +12,15 @@
 
 struct kr_f16 {};
 struct kr_bf16 {};
+struct kr_tf32 {}; /* m16n8k8: a register has one element, where the text above says two of 16 bits: column q of each half */
 
 #ifdef KR_EMULATE
 KR_DEV void kr_load_matrices(uint32_t (&d)[4], const void *row) { kr_emulated_load_matrices(d, row, 0); }
 KR_DEV void kr_load_matrices_turned(uint32_t (&d)[4], const void *row) { kr_emulated_load_matrices(d, row, 1); }
 KR_DEV void kr_mma_as(kr_f16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma(d, a, b0, b1); }
 KR_DEV void kr_mma_as(kr_bf16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma_bf16(d, a, b0, b1); }
+KR_DEV void kr_mma_as(kr_tf32, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { kr_emulated_mma_tf32(d, a, b0, b1); }
+KR_DEV uint32_t kr_round_tf32(uint32_t bits) { return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu; }
 KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) { kr_emulated_copy_some(shared, from, bytes, 16); }
 KR_DEV void kr_load_matrices_at(uint32_t (&d)[4], uint32_t row) { kr_emulated_load_matrices(d, kr_emulated_at(row), 0); }
 KR_DEV void kr_load_matrices_turned_at(uint32_t (&d)[4], uint32_t row) { kr_emulated_load_matrices(d, kr_emulated_at(row), 1); }
@@ -41,6 +44,18 @@ KR_DEV void kr_mma_as(kr_f16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0
 KR_DEV void kr_mma_as(kr_bf16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+KR_DEV void kr_mma_as(kr_tf32, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The bits of a float32 to the nearest of 11 significant bits, ties away from 0: the tensor cores ignore the others. */
+KR_DEV uint32_t kr_round_tf32(uint32_t bits) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(kr_bits_to_float(bits)));
+  return rounded;
 }
 
 /* The first `bytes` of 16 past the registers, zeros for the rest; from is not read for 0. */

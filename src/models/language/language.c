@@ -8,7 +8,7 @@
 
 #include "alloc.h"
 #include "ctx.h"
-#include "mamba_lm/mamba_lm.h"
+#include "lm_parts.h"
 #include "safetensors.h"
 #include "sampler.h"
 #include "sized.h"
@@ -21,7 +21,7 @@ enum { MOST_SESSIONS = 1024, NO_TOKEN = -1 };
 struct krait_lm {
   kr_model_folder *folder;
   kr_tokenizer *tokenizer;
-  kr_mlm *model;
+  kr_any_lm model;
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
@@ -43,19 +43,6 @@ struct krait_lm_session {
 
 /* ---- models ---- */
 
-/* FNV-1a of a few small tensors, and the sizes: enough to tell models apart that somebody mixes up. */
-static void make_fingerprint(krait_lm *lm) {
-  static const char *const names[] = {"backbone.norm_f.weight", "backbone.layers.0.norm.weight", "backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.conv1d.bias"};
-  const kr_mlm_config *c = kr_mlm_config_of(lm->model);
-  uint64_t hash = 14695981039346656037u;
-  for (int i = 0; i < 4; i++) {
-    const kr_weight *item = kr_model_folder_find(lm->folder, names[i]);
-    for (uint64_t k = 0; item && k < item->bytes; k++) hash = (hash ^ ((const uint8_t *)item->data)[k]) * 1099511628211u;
-  }
-  snprintf(lm->fingerprint, sizeof lm->fingerprint, "mamba_lm %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers, (long long)c->V, (long long)c->Di, (long long)c->N,
-           (unsigned long long)hash);
-}
-
 static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenizer) {
   if (o->tokenizer_path) return kr_tokenizer_open(o->tokenizer_path, tokenizer);
   char *path = kr_model_folder_file(o->path, "tokenizer.json");
@@ -68,13 +55,13 @@ static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenize
 static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(open_tokenizer(o, &lm->tokenizer));
-  KR_TRY(kr_mlm_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
-  const int64_t V = kr_mlm_config_of(lm->model)->V, n = kr_tokenizer_size(lm->tokenizer);
+  KR_TRY(kr_any_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
+  const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
   KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together", o->path, (long long)n, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
   KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
-  make_fingerprint(lm);
+  kr_any_fingerprint(&lm->model, lm->folder, lm->fingerprint, sizeof lm->fingerprint);
   return KRAIT_OK;
 }
 
@@ -97,7 +84,7 @@ void krait_lm_close(krait_lm **handle) {
   krait_lm *lm = handle ? *handle : NULL;
   if (!lm) return;
   *handle = NULL;
-  kr_mlm_close(&lm->model);
+  kr_any_close(&lm->model);
   kr_tokenizer_close(&lm->tokenizer);
   kr_model_folder_close(&lm->folder);
   kr_free(lm->taken);
@@ -105,11 +92,15 @@ void krait_lm_close(krait_lm **handle) {
   kr_free(lm);
 }
 
-uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_mlm_bytes(lm->model) : 0; }
+const kr_model_folder *kr_lm_folder(const krait_lm *lm) { return lm->folder; }
+const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->tokenizer; }
+const kr_any_lm *kr_lm_model(const krait_lm *lm) { return &lm->model; }
+
+uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_any_bytes(&lm->model) : 0; }
 
 /* ---- sessions ---- */
 
-static int64_t vocabulary(const krait_lm *lm) { return kr_mlm_config_of(lm->model)->V; }
+static int64_t vocabulary(const krait_lm *lm) { return lm->model.V; }
 
 static int32_t begin(krait_lm_session *s) {
   s->ids.n = 0;
@@ -118,13 +109,13 @@ static int32_t begin(krait_lm_session *s) {
   s->is_done = 0;
   s->stream = (kr_utf8_stream){0};
   memset(s->sampler.seen, 0, (size_t)s->sampler.n);
-  return kr_mlm_reset(s->lm->model, s->slot);
+  return kr_any_reset(&s->lm->model, s->slot);
 }
 
 static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
   KR_CHECK(s->logits, KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  KR_TRY(kr_sampler_open(&s->sampler, sampling, kr_mlm_config_of(s->lm->model)->n_used));
+  KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->model.n_used));
   return begin(s);
 }
 
@@ -176,7 +167,7 @@ static int32_t read_ids(krait_lm_session *s, int64_t from) {
   s->pending = NO_TOKEN;
   const int64_t n = s->ids.n - from;
   for (int64_t i = from; i < s->ids.n; i++) kr_sampler_see(&s->sampler, s->ids.at[i]);
-  return n > 0 ? kr_mlm_read(s->lm->model, s->slot, s->ids.at + from, n, 0, s->logits) : KRAIT_OK;
+  return n > 0 ? kr_any_read(&s->lm->model, s->slot, s->ids.at + from, NULL, n, 0, s->logits) : KRAIT_OK;
 }
 
 int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
@@ -189,6 +180,16 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   else s->ids.n = before;
   s->is_done = 0;
   return status;
+}
+
+int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows behind a token that was drawn are not supported");
+  for (int64_t i = 0; i < n; i++) {
+    KR_TRY(kr_ids_add(&s->ids, ids[i]));
+    kr_sampler_see(&s->sampler, ids[i]);
+  }
+  s->is_done = 0;
+  return kr_any_read(&s->lm->model, s->slot, ids, rows, n, 0, s->logits);
 }
 
 /* ---- steps ---- */
@@ -217,7 +218,7 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int ne
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
   if (!n_pending) return KRAIT_OK;
-  KR_TRY(kr_mlm_step(lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
+  KR_TRY(kr_any_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
     if (!next) memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
@@ -229,9 +230,8 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int ne
 }
 
 static int is_end(const krait_lm *lm, int32_t id) {
-  const kr_mlm_config *c = kr_mlm_config_of(lm->model);
-  for (int i = 0; i < c->n_eos; i++)
-    if (c->eos[i] == id) return 1;
+  for (int i = 0; i < lm->model.n_eos; i++)
+    if (lm->model.eos[i] == id) return 1;
   return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") || id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
 }
 
@@ -304,7 +304,7 @@ static int32_t keep_state(void *user, const char *name, int32_t n_dims, const in
 
 static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
   const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", s->lm->fingerprint}};
-  KR_TRY(kr_mlm_states_out(s->lm->model, s->slot, keep_state, f));
+  KR_TRY(kr_any_states_out(&s->lm->model, s->slot, keep_state, f));
   f->items[f->n] = (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
   f->items[f->n + 1] = (kr_weight){"ids", KRAIT_I32, 1, {s->ids.n}, s->ids.at, (uint64_t)s->ids.n * sizeof(int32_t)};
   return kr_safetensors_write(path, f->items, f->n + 2, metadata, 2);
@@ -314,7 +314,7 @@ int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
   KR_TRY(read_pending(&s, 1, 0));
-  const int64_t most = 3 * kr_mlm_config_of(s->lm->model)->n_layers + 2;
+  const int64_t most = 3 * s->lm->model.n_layers + 2;
   file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items), .names = kr_alloc_array((size_t)most, sizeof *f.names)};
   int32_t status = f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");
   for (int64_t i = 0; f.items && i < f.n; i++) kr_free((void *)f.items[i].data);
@@ -346,7 +346,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT, "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
   KR_TRY(begin(s));
-  KR_TRY(kr_mlm_states_in(s->lm->model, s->slot, ids->shape[0], give_state, f));
+  KR_TRY(kr_any_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
   memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
   for (int64_t i = 0; i < ids->shape[0]; i++) {
     const int32_t id = ((const int32_t *)ids->data)[i];
@@ -380,7 +380,7 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
   const int64_t n = s->ids.n - 1;
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < piece ? n - at : piece;
-    KR_TRY(kr_mlm_read(s->lm->model, s->slot, s->ids.at + at, L, 1, logits));
+    KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
     for (int64_t i = 0; i < L; i++) *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
     KR_CHECK(!progress || progress(user, at + L, n) == 0, KRAIT_ERR_CANCELLED, "stopped");
   }

@@ -5,8 +5,8 @@
 #include <krait/language.h>
 
 #include "alloc.h"
+#include "any_lm.h"
 #include "clock.h"
-#include "mamba_lm/mamba_lm.h"
 #include "sized.h"
 #include "status.h"
 
@@ -32,7 +32,23 @@ static int32_t find_sizes(const char *model, kr_mlm_config *c) {
     c->P = c->Di / c->H;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_ARGUMENT, "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, and mamba2-130m, -370m, -780m, -1.3b, -2.7b are", model);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, and qwen2-0.5b, -1.5b are", model);
+}
+
+/* Qwen2.5's. */
+static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
+  *c = (kr_qwen2_config){.d = 896, .n_layers = 24, .V = 151936, .F = 4864, .H = 14, .Hk = 2, .D = 64, .eps = 1e-6f, .base = 1e6, .n_used = 151665, .is_tied = 1};
+  if (strcmp(model, "qwen2-0.5b") == 0) return 1;
+  c->d = 1536, c->n_layers = 28, c->F = 8960, c->H = 12, c->D = 128;
+  return strcmp(model, "qwen2-1.5b") == 0;
+}
+
+static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, kr_any_lm *m) {
+  kr_mlm_config mamba;
+  kr_qwen2_config qwen2;
+  if (find_qwen2_sizes(model, &qwen2)) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
+  KR_TRY(find_sizes(model, &mamba));
+  return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
 }
 
 static double seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
@@ -43,49 +59,49 @@ static int compare(const void *a, const void *b) {
 }
 
 typedef struct work {
-  kr_mlm *model;
-  int64_t B, n_prompt, n_tokens, V;
+  kr_any_lm model;
+  int64_t B, n_prompt, n_tokens;
   float *logits;
   int32_t *ids, *slots; /* of the prompt, or of a step */
   double *times;
 } work;
 
-static int32_t time_prompt(const work *w, krait_lm_timing *t) {
+static int32_t time_prompt(work *w, krait_lm_timing *t) {
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   for (int k = 0; k < 4; k++) { /* the first warms up */
-    KR_TRY(kr_mlm_reset(w->model, 0));
-    KR_TRY(kr_mlm_wait(w->model));
+    KR_TRY(kr_any_reset(&w->model, 0));
+    KR_TRY(kr_any_wait(&w->model));
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_mlm_read(w->model, 0, w->ids, w->n_prompt, 0, w->logits));
+    KR_TRY(kr_any_read(&w->model, 0, w->ids, NULL, w->n_prompt, 0, w->logits));
     const double seconds = seconds_since(start);
     if (k == 1 || (k > 1 && seconds < t->prompt_s)) t->prompt_s = seconds;
   }
   return KRAIT_OK;
 }
 
-static int32_t time_tokens(const work *w, krait_lm_timing *t) {
+static int32_t time_tokens(work *w, krait_lm_timing *t) {
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
   for (int64_t k = -3; k < w->n_tokens; k++) {
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_mlm_step(w->model, w->B, w->slots, w->ids, NULL, w->ids));
+    KR_TRY(kr_any_step(&w->model, w->B, w->slots, w->ids, NULL, w->ids));
     if (k >= 0) w->times[k] = seconds_since(start);
   }
   qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare);
   t->token_s = w->times[w->n_tokens / 2];
   const int64_t start = kr_clock_ns();
-  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_mlm_step_again(w->model));
-  KR_TRY(kr_mlm_wait(w->model));
+  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_any_step_again(&w->model));
+  KR_TRY(kr_any_wait(&w->model));
   t->step_s = seconds_since(start) / (double)w->n_tokens;
   return KRAIT_OK;
 }
 
-static int32_t measure(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, work *w, krait_lm_timing *t) {
+static int32_t measure(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, krait_lm_timing *t) {
   const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
-  KR_TRY(kr_mlm_open_random(ctx, c, dtype, w->B, &w->model));
-  KR_TRY(kr_mlm_wait(w->model));
+  KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
+  KR_TRY(kr_any_wait(&w->model));
   t->open_s = seconds_since(start);
-  t->token_bytes = kr_mlm_bytes(w->model);
-  w->logits = kr_alloc_array((size_t)(w->B * c->V), sizeof *w->logits);
+  t->token_bytes = kr_any_bytes(&w->model);
+  w->logits = kr_alloc_array((size_t)(w->B * w->model.V), sizeof *w->logits);
   w->ids = kr_alloc_array((size_t)n_ids, sizeof *w->ids);
   w->slots = kr_alloc_array((size_t)w->B, sizeof *w->slots);
   w->times = kr_alloc_array((size_t)w->n_tokens, sizeof *w->times);
@@ -95,16 +111,14 @@ static int32_t measure(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dty
 }
 
 int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing) {
-  kr_mlm_config c;
   krait_lm_timing t = {.size = sizeof t};
   KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16 or bfloat16", dtype);
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS, KRAIT_ERR_ARGUMENT,
            "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
-  KR_TRY(find_sizes(model, &c));
-  work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens, .V = c.V};
-  int32_t status = measure(ctx, &c, dtype, &w, &t);
-  kr_mlm_close(&w.model);
+  work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens};
+  int32_t status = measure(ctx, model, dtype, &w, &t);
+  kr_any_close(&w.model);
   kr_free(w.logits), kr_free(w.ids), kr_free(w.slots), kr_free(w.times);
   return status < 0 ? status : kr_struct_give("krait_lm_timing", timing, sizeof t, &t, sizeof t);
 }

@@ -1,9 +1,5 @@
 /* classifier.c: a file's frames through the model: pixels as it was trained on them, probabilities out. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <krait/vision.h>
@@ -80,10 +76,9 @@ static int32_t softmax(float *x, int64_t n) {
 
 static int32_t read_frames(krait_classifier *c, const char *path, int64_t *frames_at) {
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
-  struct stat st;
-  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
-  const int32_t status = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? kr_frames_spread(fd, path, m->side, m->T, c->rgb, frames_at) : kr_fail(KRAIT_ERR_FILE_OPEN, "%s is not a regular file", path);
+  int fd;
+  KR_TRY(kr_film_open(path, &fd));
+  const int32_t status = kr_frames_spread(fd, path, m->side, m->T, c->rgb, frames_at);
   close(fd);
   return status;
 }

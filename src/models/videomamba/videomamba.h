@@ -4,7 +4,7 @@
 
 #include <krait/krait.h>
 
-#include "weights.h"
+#include "placed.h"
 
 /* All of it follows from the shapes of the tensors. */
 typedef struct kr_videomamba_config {
@@ -16,13 +16,24 @@ typedef struct kr_videomamba_config {
 
 typedef struct kr_videomamba kr_videomamba;
 
-/* The weights must be float32 (kr_weights_widen) and outlive the model. Keys may stand behind "vision_encoder.". */
+/* The weights must outlive the model. Keys may stand behind "vision_encoder.". */
 int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_videomamba **model);
+/* Of a larger model: keys behind prefix. */
+int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix,
+                                kr_videomamba **model);
+/* Random weights, for timing. */
+int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
+                                  kr_videomamba **model);
 void kr_videomamba_close(kr_videomamba **model);
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *model);
-static inline int64_t kr_videomamba_tokens(const kr_videomamba_config *c) { return 1 + c->T * (c->side / c->patch) * (c->side / c->patch); }
+static inline int64_t kr_videomamba_tokens(const kr_videomamba_config *c) {
+  return 1 + c->T * (c->side / c->patch) * (c->side / c->patch);
+}
 
-/* One clip: frames (3,T,side,side), normalised. logits (n_classes), tokens (1 + T patches, D) after the last norm; either may be NULL. */
+/* Where the context computes, the tokens of the latest run: (1 + T patches, D) float32. */
+const float *kr_videomamba_tokens_at(const kr_videomamba *model);
+/* One clip: frames (3,T,side,side), normalised. logits (n_classes), tokens (1 + T patches, D) after the last norm;
+ * either may be NULL. */
 int32_t kr_videomamba_run(kr_videomamba *model, const float *frames, float *logits, float *tokens);
 
 #endif

@@ -7,24 +7,25 @@
 
 /* One direction of a mixer. */
 typedef struct kr_vm_scan {
-  const float *A, *Dvec, *conv, *conv_bias, *x_proj, *dt_proj, *dt_bias; /* A: -exp(A_log) */
+  kr_placed A, Dvec, conv, conv_bias, x_proj, dt_proj, dt_bias; /* A: -exp(A_log); it, Dvec and dt_bias are float32 */
 } kr_vm_scan;
 
 typedef struct kr_vm_layer {
-  const float *norm, *in_proj, *out_proj;
+  kr_placed norm, in_proj, out_proj;
   kr_vm_scan scan[2]; /* forwards, backwards */
 } kr_vm_layer;
 
 typedef struct kr_vm_parameters {
-  const float *embed, *embed_bias; /* (D, 3 patch patch), (D) */
-  const float *places;             /* (tokens, D): what is added to each; for the first one all of it */
-  const float *norm, *head, *head_bias;
+  kr_placed embed, embed_bias; /* (D, 3 patch patch), (D) */
+  kr_placed places;            /* (tokens, D) float32: what is added to each; for the first one all of it */
+  kr_placed norm, head, head_bias;
   kr_vm_layer *layers;
+  int32_t dtype; /* of what flows between layers: float32 on a CPU, that of the weights on a GPU */
 } kr_vm_parameters;
 
 typedef struct kr_vm_graph {
   kr_graph *g;
-  kr_tensor patches, logits, tokens; /* (T patches, 3 patch patch); (1, n_classes) or 0; (1 + T patches, D) */
+  kr_tensor patches, logits, tokens; /* (T patches, 3 patch patch); (1, n_classes) or 0; (1 + T patches, D); float32 all */
 } kr_vm_graph;
 
 int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p, kr_vm_graph *to);

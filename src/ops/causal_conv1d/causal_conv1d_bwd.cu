@@ -5,7 +5,7 @@
  *   kr_conv_bwd_fours  the same where rows of 16-bit types are whole groups of four steps
  *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel are a block, which adds up
  *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the registers
- *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps
+ *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has more of them on their way
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
  *   kr_conv_bwd_sum   adds the parts of a channel
  *   kr_conv_bwd_initial  gradient of the inputs before the start
@@ -455,6 +455,25 @@ KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[
   }
 }
 
+/* A block's sums of its 128 channels, of all its warps, in one order. */
+KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][4], const float (&db)[4], float (*sums)[32 * 20]) {
+  enum { WARPS = KR_CONV_THREADS / 32 };
+  const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[warp][(k * 5 + j) * 32 + lane] = dw[k][j];
+    sums[warp][(k * 5 + 4) * 32 + lane] = db[k];
+  }
+  kr_sync();
+  for (int i = kr_thread(); i < 32 * 20; i += KR_CONV_THREADS) {
+    const int64_t channel = ((int64_t)(kr_block_x() / p.n_parts) * 32 + i % 32) * 4 + i / 160, slot = i / 32 % 5 < 4 ? i / 32 % 5 - 4 + p.W : p.W;
+    float sum = 0;
+    for (int k = 0; k < WARPS; k++) sum += sums[k][i];
+    if (channel < p.D && slot >= 0) keep_part(p, channel, part, slot, sum);
+  }
+}
+
 /* The warps of a block take runs of the same 128 channels by turns: task = batch and run. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan p) {
   KR_SHARED float sums[KR_CONV_THREADS / 32][32 * 20];
@@ -501,20 +520,78 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
       }
     }
   }
+  keep_last(p, part, dw, db, sums);
+}
+
+#if KR_TIER >= 80 || defined(KR_EMULATE)
+/* The same for 16-bit types, with the next steps of x and dout on their way past the registers. A thread reads only what it copied itself. */
+typedef struct last_pair {
+  quad x[2][KR_CONV_THREADS], g[2][KR_CONV_THREADS]; /* two steps */
+} last_pair;
+
+KR_DEV void fetch_pair(const kr_conv_plan &p, const char *&from, const char *&g_from, int left, last_pair *to) {
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+    kr_copy_or_zero<8>(&to->x[s][kr_thread()], s < left ? from : (const char *)p.x.data, s < left);
+    kr_copy_or_zero<8>(&to->g[s][kr_thread()], s < left ? g_from : (const char *)p.dout.data, s < left);
+    from += p.x_step, g_from += p.dout_step;
+    kr_one_pointer(from);
+    kr_one_pointer(g_from);
+  }
+  kr_commit_copies();
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_plan p) {
+  KR_DYNAMIC_SHARED(memory);
+  enum { WARPS = KR_CONV_THREADS / 32, PAIRS = KR_CONV_AHEAD + 1 /* what was taken last is overwritten first */ };
+  last_pair *const ring = (last_pair *)memory;
+  const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
+  const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
+  const int exists = d < p.D;
+  float w[4][4], bias[4], dw[4][4], db[4];
+  if (E == 4) return;
 #pragma unroll
   for (int k = 0; k < 4; k++) {
+    load_taps(p, exists ? d + k : 0, w[k]);
+    bias[k] = load_bias(p, exists ? d + k : 0), db[k] = 0;
 #pragma unroll
-    for (int j = 0; j < 4; j++) sums[warp][(k * 5 + j) * 32 + lane] = dw[k][j];
-    sums[warp][(k * 5 + 4) * 32 + lane] = db[k];
+    for (int j = 0; j < 4; j++) dw[k][j] = 0;
   }
-  kr_sync();
-  for (int i = kr_thread(); i < 32 * 20; i += KR_CONV_THREADS) {
-    const int64_t channel = ((int64_t)(kr_block_x() / p.n_parts) * 32 + i % 32) * 4 + i / 160, slot = i / 32 % 5 < 4 ? i / 32 % 5 - 4 + p.W : p.W;
-    float sum = 0;
-    for (int k = 0; k < WARPS; k++) sum += sums[k][i];
-    if (channel < p.D && slot >= 0) keep_part(p, channel, part, slot, sum);
+  for (int64_t task = part * WARPS + warp; task < n_tasks && exists; task += (int64_t)p.n_parts * WARPS) {
+    const uint32_t b = kr_divide((uint32_t)task, p.runs);
+    const int64_t t0 = (int64_t)((uint32_t)task - b * p.runs.by) * p.run_steps;
+    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3), n_before = t0 > 0 ? 3 : 0;
+    const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t), *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
+    char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
+    float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
+    start_steps(from, p.x_step, n_before, x);
+#pragma unroll 1
+    for (int k = 0; k < KR_CONV_AHEAD; k++) fetch_pair(p, from, g_from, n - 2 * k, &ring[k]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) g[2][k] = g[3][k] = g[4][k] = 0.0f;
+    int take = 0;
+#pragma unroll 1
+    for (int t = 0; t < own + 3; t += 2) {
+      kr_copied<KR_CONV_AHEAD - 1>();
+      const last_pair *const taken = &ring[take];
+      const quad xs[2] = {taken->x[0][kr_thread()], taken->x[1][kr_thread()]}, gs[2] = {taken->g[0][kr_thread()], taken->g[1][kr_thread()]};
+      take_steps(xs, x);
+      take_steps(gs, g);
+      fetch_pair(p, from, g_from, n - t - 2 * KR_CONV_AHEAD, &ring[take ? take - 1 : PAIRS - 1]);
+      take = take == PAIRS - 1 ? 0 : take + 1;
+#pragma unroll
+      for (int s = 0; s < 2; s++) {
+        last_step(p, x, g, s, t + s, own, w, bias, dw, db, to);
+        to += p.dx_step;
+        kr_one_pointer(to);
+      }
+    }
+    kr_copied<0>(); /* the next run begins at the ring's begin */
   }
+  kr_sync(); /* the sums take the ring's place */
+  keep_last(p, part, dw, db, (float (*)[32 * 20])memory);
 }
+#endif
 
 /* The gradient at the pre-activation of step t, 0 outside. */
 KR_DEV float gradient_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {

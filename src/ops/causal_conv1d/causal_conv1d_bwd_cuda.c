@@ -9,6 +9,7 @@ static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_
 static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
 static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long"), far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_far");
 static const kr_kernel block_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_block"), fours_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_fours");
+static const kr_kernel last_far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last_far");
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
 enum { FEWEST_PACKS = 64, FEWEST_STEPS = 8, FEW_STEPS = 32, MOST_STEPS = 256, FEW_RUNS = 8, ENOUGH_RUNS = 4096, FAR_PACKS = 128, BLOCK_WARPS = KR_CONV_THREADS / 32, FEW_WARPS = 96 }; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS, FEW_RUNS: for a multiprocessor */
@@ -41,6 +42,31 @@ static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd
   if (blocks * most < wanted / 2) most = (runs + warps - 1) / warps;
   if (parts > most) parts = most;
   return parts < 1 ? 1 : (int32_t)parts;
+}
+
+/* The same where steps are on their way past the registers: one block of each resident pair at most, and runs that keep their warps busy to
+ * the end; each run costs three steps of the next one and the wait for its first. */
+enum { RESIDENT = 2, RUN_COST = 11, MOST_ROUNDS = 8, FAR_BYTES = (KR_CONV_AHEAD + 1) * 2 * 2 * 8 * KR_CONV_THREADS };
+_Static_assert(FAR_BYTES >= KR_CONV_THREADS / 32 * 32 * 20 * 4, "the sums of a block fit");
+
+typedef struct far_cut {
+  int32_t run_steps, n_parts;
+} far_cut;
+
+static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+  const int64_t blocks = (a->D + 127) / 128 > 0 ? (a->D + 127) / 128 : 1, resident = (int64_t)RESIDENT * kr_cuda_info(ctx->cuda)->n_multiprocessors, most = resident > blocks ? resident / blocks : 1;
+  int64_t best = INT64_MAX;
+  far_cut cut = {FEWEST_STEPS, 1};
+  for (int64_t rounds = 1; rounds <= MOST_ROUNDS && a->B > 0 && a->L > 0; rounds++) {
+    const int64_t warps = most * (KR_CONV_THREADS / 32), runs = warps * rounds / a->B > 0 ? warps * rounds / a->B : 1;
+    int64_t steps = ((a->L + runs - 1) / runs + 3) / 4 * 4;
+    if (steps < FEWEST_STEPS) steps = FEWEST_STEPS;
+    const int64_t tasks = a->B * ((a->L + steps - 1) / steps), cost = (tasks + warps - 1) / warps * (steps + RUN_COST);
+    if (cost >= best || steps > INT32_MAX / 2) continue;
+    best = cost, cut.run_steps = (int32_t)steps;
+    cut.n_parts = (int32_t)((tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32) < most ? (tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32) : most);
+  }
+  return cut;
 }
 
 /* Rows of whole packs along which warps walk: long enough, and 32 packs at a time leave few lanes idle. */
@@ -105,7 +131,9 @@ static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bw
 static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
   const krait_causal_conv1d_bwd_args *a = args;
   kr_conv_plan p = plan_of(a);
-  return kr_scratch_round((uint64_t)(a->D * share_channels(ctx, a, &p, family) * (a->W + 1)) * 4);
+  int32_t n_parts = share_channels(ctx, a, &p, family);
+  if (family == CHANNELS_LAST && cut_far(ctx, a).n_parts > n_parts) n_parts = cut_far(ctx, a).n_parts;
+  return kr_scratch_round((uint64_t)(a->D * n_parts * (a->W + 1)) * 4);
 }
 
 /* Of long rows: a warp a part, or all of a channel's in one block, or far apart. */
@@ -117,9 +145,19 @@ static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_p
   return block_kernel;
 }
 
-static const kr_kernel *kernel_of(const krait_ctx *ctx, uint64_t tier, kr_conv_plan *p, kr_grid *grid, int family) {
+/* Of channels that lie together. */
+static const kr_kernel *channels_last(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier, kr_conv_plan *p, kr_grid *grid) {
+  if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32 || kr_cuda_info(ctx->cuda)->shared_bytes < FAR_BYTES) return last_kernel;
+  const far_cut cut = cut_far(ctx, a);
+  p->n_parts = cut.n_parts, p->run_steps = cut.run_steps;
+  p->runs = kr_divisor_of((p->L + p->run_steps - 1) / p->run_steps);
+  grid->x = (uint32_t)((p->D + 127) / 128 * p->n_parts), grid->shared_bytes = FAR_BYTES;
+  return last_far_kernel;
+}
+
+static const kr_kernel *kernel_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier, kr_conv_plan *p, kr_grid *grid, int family) {
   switch (family) {
-    case CHANNELS_LAST: return last_kernel;
+    case CHANNELS_LAST: return channels_last(ctx, a, tier, p, grid);
     case LONG_PACKED_ROWS: return long_rows(ctx, tier, p, grid);
     case PACKED_ROWS: return whole_kernel;
     case ROWS_BY_FOURS: return fours_kernel;
@@ -136,7 +174,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = share_channels(ctx, a, &p, family);
   kr_grid grid = {.x = (uint32_t)((family == CHANNELS_LAST ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
-  const kr_kernel *kernel = kernel_of(ctx, tier, &p, &grid, family);
+  const kr_kernel *kernel = kernel_of(ctx, a, tier, &p, &grid, family);
   const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);

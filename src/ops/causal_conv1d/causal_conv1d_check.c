@@ -12,7 +12,11 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
   *kr_case_size(c, "D") = is_long ? (index % 16 == 15 ? 24 : kr_case_int(c, 1, 5)) : is_wide ? kr_case_pick(c, 4, wide) : kr_case_edge(c, 70);
   *kr_case_size(c, "L") = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, is_wide ? 12 : 300);
   *kr_case_size(c, "W") = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
-  if (is_long) kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states");
+  if (index % 8 == 1) { /* channels of a token side by side, as models have them */
+    c->contiguous = c->channels_last = 1;
+    *kr_case_size(c, "D") = 4 * kr_case_int(c, 1, 40), *kr_case_size(c, "W") = kr_case_int(c, 2, 4);
+  }
+  if (is_long || index % 8 == 1) kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"), kr_case_leave_out(c, "dinitial_states");
   return KRAIT_OK;
 }
 

@@ -61,24 +61,28 @@ static int32_t check_fold(const void *args) {
 }
 
 static const kr_row conv_rows[] = {
+    KR_CUDA_ROWS(depthwise_conv)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv, kr_depthwise_conv_##isa, kr_depthwise_conv_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_ref, NULL},
 };
 static const kr_row conv_bwd_rows[] = {
+    KR_CUDA_ROWS(depthwise_conv_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv_bwd, kr_depthwise_conv_bwd_##isa, kr_depthwise_conv_bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_bwd_ref, NULL},
 };
 static const kr_row unfold_rows[] = {
+    KR_CUDA_ROWS(unfold)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_unfold, kr_unfold_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_unfold_ref, NULL},
 };
 static const kr_row fold_rows[] = {
+    KR_CUDA_ROWS(fold)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_fold, kr_fold_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

@@ -1,4 +1,5 @@
 /* gather_rows.c: cost and rows of taking rows of a table. The equation is in gather_rows_ref.c. Bound: one rounding, where the types differ. */
+#include "gather_rows/gather_rows_rows.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -9,6 +10,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const kr_row rows[] = {
     KR_CUDA_ROWS(gather_rows)
+    {"copies", KRAIT_CAP_CPU, kr_gather_rows_copies_refuse, kr_gather_rows_copies, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_gather_rows_ref, NULL},
 };
 

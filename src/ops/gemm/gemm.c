@@ -1,5 +1,6 @@
 /* gemm.c: contract, cost and rows of the product of rows with a weight matrix. The equation is in gemm_ref.c. Bound: float32
- * 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding. */
+ * 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32 float32 factors may lose all but 11
+ * significant bits: 6e-3. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "op_list.h"
@@ -60,6 +61,7 @@ static const kr_row rows[] = {
     {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_few_refuse, kr_gemm_few, NULL},
     {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
+    {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, NULL},
 #include "isa.def"

@@ -1,5 +1,6 @@
 # Products of rows with a weight matrix, and what models do to them: scales, biases, activations, gates, sums.
 op gemm
+  flags KRAIT_GEMM_TF32 0.2
   size M >= 0
   size N K >= 1
   size P >= 0

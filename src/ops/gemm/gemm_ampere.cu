@@ -1,27 +1,37 @@
-/* gemm_ampere.cu: products of 16-bit factors by warps' tensor cores. A block makes a tile of 128 x BN with a warp for every 64 x 64 of it;
+/* gemm_ampere.cu: products by warps' tensor cores, of 16-bit factors or of float32 ones rounded to tf32. A block makes a tile of 128 x BN with a warp for every 64 x 64 of it;
  * A and B come past the registers into a ring of stages of BK of K. Any strides: where 16 bytes are not aligned, elements are
- * copied one by one. Compiled once per type (KR_HALF: float16) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
+ * copied one by one. Compiled once per type (KR_HALF: float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
-#ifdef KR_HALF
+#if defined(KR_TF32)
+typedef kr_tf32 element;
+typedef uint32_t stored;
+#elif defined(KR_HALF)
 typedef kr_f16 element;
+typedef uint16_t stored;
 #else
 typedef kr_bf16 element;
+typedef uint16_t stored;
 #endif
-enum { BM = KR_AMPERE_BM, BK = KR_AMPERE_BK, K_ROW_BYTES = BK * 2, STAGED_ROW = 72 };
+/* CHUNK: elements of 16 bytes; STEP_K: of k that one mma takes. */
+enum { BM = KR_AMPERE_BM, K_ROW_BYTES = KR_AMPERE_K_BYTES, BK = K_ROW_BYTES / sizeof(stored), CHUNK = 16 / sizeof(stored), STEP_K = 2 * CHUNK, STAGED_ROW = 72 };
 
 /* ---- to shared memory ---------------------------------------------------------------------------------------------------- */
 
-/* Of a tile of ROWS m (or n) and BK of k: the chunk of eight elements in its memory order. */
+/* Of a tile of ROWS m (or n) and BK of k: the chunk in its memory order. tf32 with m side by side is read element by element, eight of each
+ * of four lines at a time: two chunks a line. */
 template <int ROWS, int MN>
-KR_DEV int chunk_at(int line, int chunk) { return MN ? kr_swizzle<ROWS * 2>(line, chunk) : kr_swizzle<K_ROW_BYTES>(line, chunk); }
+KR_DEV int chunk_at(int line, int chunk) {
+  if (MN && sizeof(stored) == 4) return line * ROWS * 4 + (chunk ^ (line & 3) << 1) * 16;
+  return MN ? kr_swizzle<ROWS * 2>(line, chunk) : kr_swizzle<K_ROW_BYTES>(line, chunk);
+}
 
-/* What a thread copies of a factor: chunks of eight elements in lines `LINES` apart, the same chunk of each. */
+/* What a thread copies of a factor: chunks in lines `LINES` apart, the same chunk of each. */
 template <int ROWS, int MN, int THREADS, int HALVES>
 struct copier {
-  enum { PER_LINE = MN ? ROWS / 8 : BK / 8, LINES = THREADS / PER_LINE, N = ROWS * BK / 8 / THREADS, LINE_BYTES = MN ? ROWS * 2 : K_ROW_BYTES };
-  const uint16_t *at;    /* of the next stage */
+  enum { PER_LINE = MN ? ROWS / CHUNK : BK / CHUNK, LINES = THREADS / PER_LINE, N = ROWS * BK / CHUNK / THREADS, LINE_BYTES = MN ? ROWS * sizeof(stored) : K_ROW_BYTES };
+  const stored *at;    /* of the next stage */
   int64_t step, advance; /* elements from line to line, from stage to stage */
   int64_t along;         /* from element to element of a chunk, where they are copied one by one */
   int place, line, left; /* in shared memory; first line; of a chunk, where it may not be whole, or of the lines */
@@ -31,34 +41,38 @@ struct copier {
   KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first, int limit, int k, int is_b) {
     const int chunk = kr_thread() % PER_LINE;
     c.line = kr_thread() / PER_LINE;
-    c.place = MN ? kr_swizzle<ROWS * 2>(c.line, chunk) : kr_swizzle<K_ROW_BYTES>(c.line, chunk);
-    const int tile_row = MN ? chunk * 8 : c.line, row = HALVES ? tile_row / 64 * 32 + tile_row % 32 : tile_row;
+    c.place = chunk_at<ROWS, MN>(c.line, chunk);
+    const int tile_row = MN ? chunk * CHUNK : c.line, row = HALVES ? tile_row / 64 * 32 + tile_row % 32 : tile_row;
     const kr_gemm_matrix &m = HALVES && tile_row & 32 ? second : matrix;
     const int64_t row_stride = is_b ? m.column : m.row, k_stride = is_b ? m.row : m.column;
     c.packs = m.packs;
     c.along = MN ? row_stride : k_stride;
     c.step = MN ? LINES * k_stride : (HALVES ? LINES / 2 : LINES) * row_stride;
     c.advance = BK * k_stride;
-    c.at = (const uint16_t *)m.data + batch * m.batch + (first + row) * row_stride + (k + (MN ? c.line : chunk * 8)) * k_stride;
+    c.at = (const stored *)m.data + batch * m.batch + (first + row) * row_stride + (k + (MN ? c.line : chunk * CHUNK)) * k_stride;
     c.left = limit - first - row;
-    if (!MN) c.line = chunk * 8;
+    if (!MN) c.line = chunk * CHUNK;
   }
 
   /* The stage whose first k is left_k before the end. */
   KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
-    const uint16_t *at = c.at;
-    to += c.place;
+    const stored *at = c.at;
     if (c.packs) {
 #pragma unroll
       for (int i = 0; i < N; i++, at += c.step) {
         const int n = exist(c, i, left_k);
-        kr_copy_some(to + i * LINES * LINE_BYTES, n > 0 ? at : c.at, n > 8 ? 16 : n > 0 ? 2 * n : 0);
+        kr_copy_some(place_of(to, c, i), n > 0 ? at : c.at, n > CHUNK ? 16 : n > 0 ? (int)sizeof(stored) * n : 0);
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < N; i++, at += c.step) copy_elements(to + i * LINES * LINE_BYTES, at, c.along, exist(c, i, left_k));
+      for (int i = 0; i < N; i++, at += c.step) copy_elements(place_of(to, c, i), at, c.along, exist(c, i, left_k));
     }
     c.at += c.advance;
+  }
+
+  /* Lines less than four apart lie otherwise swizzled. */
+  KR_DEV unsigned char *place_of(unsigned char *to, const copier &c, int i) {
+    return to + (MN && sizeof(stored) == 4 && LINES == 2 ? c.place ^ (i & 1) << 6 : c.place) + i * LINES * LINE_BYTES;
   }
 
   /* Elements of the i-th chunk from its first on. */
@@ -67,25 +81,41 @@ struct copier {
     return MN ? (c.line + i * LINES < left_k ? c.left : 0) : (i * STEP < c.left ? left_k - c.line : 0);
   }
 
-  KR_DEV void copy_elements(unsigned char *to, const uint16_t *at, int64_t stride, int n) {
+  KR_DEV void copy_elements(unsigned char *to, const stored *at, int64_t stride, int n) {
     kr_raw16 raw = {{0, 0, 0, 0}};
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-      if (i < n) raw.w[i / 2] |= (uint32_t)at[i * stride] << (i % 2 * 16);
+    for (int i = 0; i < CHUNK; i++)
+      if (i < n) raw.w[i * 4 / CHUNK] |= (uint32_t)at[i * stride] << (sizeof(stored) == 2 ? i % 2 * 16 : 0);
     *(kr_raw16 *)to = raw;
   }
 };
 
 /* ---- from shared memory ------------------------------------------------------------------------------------------------------ */
 
-/* Two factors of 16 rows (m, or two times 8 of n) by 16 k, from row `row` and step `step` on. As a: a[0], a[1] are rows 0..7, 8..15 of the first
- * eight k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3] the others'. */
+/* Element by element: what kr_load_matrices cannot turn. */
+template <int ROWS, int AS_B>
+KR_DEV void read_elements(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3;
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    const int at = row + (AS_B ? r / 2 : r % 2) * 8 + g, k = step * STEP_K + (AS_B ? r % 2 : r / 2) * CHUNK + q;
+    f[r] = *(const uint32_t *)(tile + chunk_at<ROWS, 1>(k, at / 4) + at % 4 * 4);
+  }
+}
+
+/* Two factors of 16 rows (m, or two times 8 of n) by STEP_K, from row `row` and step `step` on. As a: a[0], a[1] are rows 0..7, 8..15 of the first
+ * half of k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3] the others'. */
 template <int ROWS, int MN, int AS_B>
 KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
   const int lane = kr_thread() & 31, second = lane / 8 & 1, upper = lane / 16, within = lane & 7;
-  const int rows = (AS_B ? upper : second) * 8, ks = (AS_B ? second : upper) * 8;
-  if (MN) kr_load_matrices_turned(f, tile + chunk_at<ROWS, MN>(step * 16 + ks + within, (row + rows) / 8));
-  else kr_load_matrices(f, tile + chunk_at<ROWS, MN>(row + rows + within, (step * 16 + ks) / 8));
+  const int rows = (AS_B ? upper : second) * 8, ks = (AS_B ? second : upper) * CHUNK;
+  if (MN && sizeof(stored) == 4) read_elements<ROWS, AS_B>(f, tile, row, step);
+  else if (MN) kr_load_matrices_turned(f, tile + chunk_at<ROWS, MN>(step * STEP_K + ks + within, (row + rows) / 8));
+  else kr_load_matrices(f, tile + chunk_at<ROWS, MN>(row + rows + within, (step * STEP_K + ks) / CHUNK));
+  if (sizeof(stored) == 4) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) f[r] = kr_round_tf32(f[r]);
+  }
 }
 
 template <int BN>
@@ -93,7 +123,7 @@ KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[4][4], const unsigne
 #pragma unroll
   for (int i = 0; i < 4; i++) read_factor<BM, KR_A_MN, 0>(a[i], stage, row + 16 * i, step);
 #pragma unroll
-  for (int j = 0; j < 4; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * BK * 2, column + 16 * j, step);
+  for (int j = 0; j < 4; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * K_ROW_BYTES, column + 16 * j, step);
 }
 
 KR_DEV void multiply(float (&d)[4][8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[4][4]) {
@@ -130,7 +160,7 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
 template <int BN, int STAGES, int GATED>
 KR_DEV void run(const kr_gemm_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  const int THREADS = BN, STAGE_BYTES = (BM + BN) * BK * 2, STEPS = BK / 16, WIDTH = GATED ? BN / 2 : BN;
+  const int THREADS = BN, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K, WIDTH = GATED ? BN / 2 : BN;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_blocks = (end - begin + BK - 1) / BK;
@@ -147,7 +177,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
   for (int s = 0; s < STAGES - 1; s++, left_k -= BK) {
     if (left_k > 0) {
       from_a.copy(from_a, shared + s * STAGE_BYTES, left_k);
-      from_b.copy(from_b, shared + s * STAGE_BYTES + BM * BK * 2, left_k);
+      from_b.copy(from_b, shared + s * STAGE_BYTES + BM * K_ROW_BYTES, left_k);
     }
     kr_commit_copies();
   }
@@ -160,7 +190,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
     if (left_k > 0) {
       from_a.copy(from_a, shared + next * STAGE_BYTES, left_k);
-      from_b.copy(from_b, shared + next * STAGE_BYTES + BM * BK * 2, left_k);
+      from_b.copy(from_b, shared + next * STAGE_BYTES + BM * K_ROW_BYTES, left_k);
       left_k -= BK;
     }
     kr_commit_copies();
@@ -189,6 +219,9 @@ KR_DEV void run(const kr_gemm_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, KR_AMPERE_STAGES, 0>(plan); }
+#ifdef KR_TF32
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, KR_AMPERE_STAGES, 0>(plan); }
+#endif
 #ifdef KR_GATES
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 1>(plan); }
 #endif

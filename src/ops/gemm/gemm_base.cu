@@ -109,19 +109,26 @@ KR_DEV void run(const kr_gemm_plan &p) {
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_plan plan) { run<0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_plan plan) { run<1>(plan); }
 
-/* A thread finishes eight columns; the parts are added in their order. */
+/* sum_lanes threads add the parts of eight columns, each those that lie sum_lanes apart in their order; the first finishes. */
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
   const int per_row = (int)(p.partial_row / 8);
-  const int64_t index = (int64_t)kr_block_x() * KR_SUM_THREADS + kr_thread();
+  const int lane = kr_thread() & (p.sum_lanes - 1);
+  const int64_t index = ((int64_t)kr_block_x() * KR_SUM_THREADS + kr_thread()) / p.sum_lanes;
   const int row = (int)(index / per_row), n = (int)(index % per_row) * 8, batch = row / p.M, m = row % p.M;
-  if (batch >= p.P) return;
   float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  const float *from = p.partial + (int64_t)row * p.partial_row + n;
-  for (int s = 0; s < p.n_splits; s++, from += (int64_t)p.P * p.M * p.partial_row) {
+  const int64_t slab = (int64_t)p.P * p.M * p.partial_row;
+  const float *from = p.partial + (int64_t)row * p.partial_row + n + lane * slab;
+  for (int s = batch < p.P ? lane : p.n_splits; s < p.n_splits; s += p.sum_lanes, from += p.sum_lanes * slab) {
     const kr_float4 low = *(const kr_float4 *)from, high = *(const kr_float4 *)(from + 4);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] += low.v[i], v[4 + i] += high.v[i];
   }
+#pragma unroll 1
+  for (int mask = p.sum_lanes / 2; mask > 0; mask /= 2) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] += kr_shuffle_xor(v[i], mask);
+  }
+  if (batch >= p.P || lane > 0) return;
   kr_column_terms<8> terms;
   kr_read_terms<8>(p, n, terms);
   kr_finish_run<8, 0>(p, terms, batch, m, n, v, v);

@@ -1,4 +1,5 @@
 /* gemm_cuda.c: products on a GPU: which kernels take a call, how the result is cut into tiles and K into parts, tensor maps, launches. */
+#include <math.h>
 #include <string.h>
 
 #include "cuda_row.h"
@@ -55,31 +56,34 @@ static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b
 /* Time in units of 64 k of a 128 x 256 tile, as measured on an H200: a stage's products, what a tile costs beside them, and the sums of
  * parts. n_at_once: tiles that run at the same time. */
 static double cost_of(const kr_gemm_plan *p, int width, int bn, int n_splits, int stage_k, int n_at_once) {
-  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256 ? 1 : bn == 192 ? 0.80 : 0.68;
+  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256 ? 1 : bn == 192 ? 0.80 : bn == 128 ? 0.68 : 0.45;
   const int64_t units = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, width) * p->P * n_splits;
   const double tile = steps * stage_k / 64 * rate + 0.6 * bn / 256 + 0.8;
   const double sums = n_splits > 1 ? 4 + 3e-6 * (double)n_splits * p->M * p->N * p->P : 0;
   return (double)((units + n_at_once - 1) / n_at_once) * tile + sums;
 }
 
-enum { MOST_SPLITS = 32 };
+enum { MOST_SPLITS = 512, MOST_SPLIT_UNITS = 4096 }; /* few tiles of a long K: the gradient of a small layer's weights */
 
 /* The cheapest of the widths (0 ends them), and how often K is split. */
 static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_at_once) {
   int best_bn = widths[0], best_splits = 1;
   double best = 1e300;
-  const int may_split = !p->B2.data && p->K >= 512;
-  for (int i = 0; widths[i]; i++)
-    for (int s = 1; s <= (may_split ? MOST_SPLITS : 1) && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
+  for (int i = 0; widths[i]; i++) {
+    const double tiles = (double)ceil_div(p->M, 128) * ceil_div(p->N, widths[i]) * p->P;
+    const int most = p->B2.data || p->K < 512 || tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / tiles);
+    for (int s = 1; s <= most && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
       const double cost = cost_of(p, p->B2.data ? widths[i] / 2 : widths[i], widths[i], s, stage_k, n_at_once);
       if (cost < best * 0.999) best = cost, best_bn = widths[i], best_splits = s;
     }
+  }
   p->n_m = ceil_div(p->M, 128);
   p->n_n = ceil_div(p->N, p->B2.data ? best_bn / 2 : best_bn);
   p->group = 16;
   p->k_split = ceil_div(ceil_div(p->K, best_splits), stage_k) * stage_k;
   p->n_splits = ceil_div(p->K, p->k_split);
   if (p->n_splits == 1) p->k_split = p->K;
+  p->sum_lanes = p->n_splits >= 64 ? 32 : p->n_splits >= 16 ? 4 : 1;
   p->partial_row = (p->N + 7) / 8 * 8;
   p->by_tiles = kr_divisor_of((int64_t)p->n_m * p->n_n), p->by_P = kr_divisor_of(p->P), p->by_group = kr_divisor_of((int64_t)p->group * p->n_n);
   p->by_rows = kr_divisor_of(p->group), p->by_last_rows = kr_divisor_of((p->n_m - 1) % p->group + 1);
@@ -95,7 +99,7 @@ static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *
   static const kr_kernel sum = {"gemm_base", "kr_gemm_sum"};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
   if (p->n_splits == 1) return KRAIT_OK;
-  const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8);
+  const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8) * p->sum_lanes;
   const kr_grid sums = {.x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS), .block = KR_SUM_THREADS, .stream = grid->stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);
 }
@@ -103,7 +107,7 @@ static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *
 enum { MOST_SIZE = 1 << 30 };
 static int fits(const krait_gemm_args *a) {
   const double tiles = (double)(a->M / 128 + 1) * (double)(a->N / 64 + 1) * (double)kr_gemm_products(a);
-  return a->M < MOST_SIZE && a->N < MOST_SIZE && a->K < MOST_SIZE && tiles * MOST_SPLITS < 2e9;
+  return a->M < MOST_SIZE && a->N < MOST_SIZE && a->K < MOST_SIZE && tiles < 2e9;
 }
 static const char too_large[] = "too large for 32-bit numbers of tiles";
 
@@ -144,14 +148,18 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
 #define BY_ORDER(tier, type, suffix, name) {{"gemm_" tier "_" type "_kk" suffix, name}, {"gemm_" tier "_" type "_kn" suffix, name}, {"gemm_" tier "_" type "_mn" suffix, name}}
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
-/* Sixteen bits, and an order for which there are kernels. */
-static const char *refuse_halves(const krait_gemm_args *a) {
-  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
+/* An order for which there are kernels. */
+static const char *refuse_order(const krait_gemm_args *a) {
   if (!fits(a)) return too_large;
   const kr_gemm_plan p = describe(a);
   const int order = order_of(&p);
   if (order == NO_ORDER || (p.B2.data && order != ORDER_KK)) return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored (N,K)";
   return NULL;
+}
+
+static const char *refuse_halves(const krait_gemm_args *a) {
+  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
+  return refuse_order(a);
 }
 
 const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
@@ -160,13 +168,19 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 2, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_plan p = describe(args);
   plan_ampere(ctx, &p);
   return partial_bytes(&p);
+}
+
+static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel, int bn) {
+  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
+  p->partial = a->call.scratch;
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, p, p);
 }
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
@@ -176,10 +190,37 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_plan p = describe(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
-  p.partial = a->call.scratch;
-  const kr_kernel *kernel = p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order];
-  const kr_grid grid = {.x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, &p, &p);
+  return launch_ampere(ctx, a, &p, p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order], bn);
+}
+
+/* ---- ampere, float32 factors rounded to tf32 ------------------------------------------------------------------------------------ */
+
+const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (!(a->call.flags & KRAIT_GEMM_TF32)) return "the call does not allow tf32";
+  if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
+  const char *why = refuse_order(a);
+  return why ? why : kr_gemm_base_refuse(ctx, args);
+}
+
+static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 64, 0}, KR_AMPERE_K_BYTES / 4, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_tf32(ctx, &p);
+  return partial_bytes(&p);
+}
+
+int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"), narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
+                         narrowest[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"), gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_plan p = describe(a);
+  const int bn = plan_tf32(ctx, &p), order = order_of(&p);
+  return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : bn == 128 ? &narrow[order] : &narrowest[order], bn);
 }
 
 /* ---- few rows ----------------------------------------------------------------------------------------------------------------- */

@@ -52,24 +52,28 @@ static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row norm_rows[] = {
+    KR_CUDA_ROWS(instance_norm)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm, kr_instance_norm_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_ref, NULL},
 };
 static const kr_row norm_bwd_rows[] = {
+    KR_CUDA_ROWS(instance_norm_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm_bwd, kr_instance_norm_bwd_##isa, bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_bwd_ref, NULL},
 };
 static const kr_row pool_rows[] = {
+    KR_CUDA_ROWS(pool)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool, kr_pool_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_pool_ref, NULL},
 };
 static const kr_row pool_bwd_rows[] = {
+    KR_CUDA_ROWS(pool_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool_bwd, kr_pool_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

@@ -20,7 +20,15 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
   int64_t group_size = is_long ? 2056 : kr_case_edge(c, 130) + 1;
   if (c->contiguous && kr_case_chance(c, 0.7)) group_size = (group_size + 7) / 8 * 8;
   *kr_case_size(c, "R") = is_long ? 3 : kr_case_edge(c, 130);
+  if (index % 16 == 7) { /* rows that a gradient has on their way */
+    group_size = kr_case_pick(c, 6, (int64_t[]){264, 512, 1000, 1536, 2560, 5120});
+    *kr_case_size(c, "R") = kr_case_int(c, 4, 40);
+    if (c->dtype == KRAIT_F32) c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16});
+    ((krait_call *)c->args)->flags |= KRAIT_GATED_NORM_RMS;
+    kr_case_leave_out(c, "bias"), kr_case_leave_out(c, "dbias");
+  }
   *kr_case_size(c, "group_size") = group_size;
   *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
+  if (index % 16 == 7) kr_case_give(c, "z");
   return KRAIT_OK;
 }

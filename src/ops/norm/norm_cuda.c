@@ -15,9 +15,10 @@ static const kr_kernel forward[][3] = {KR_BY_TYPE("norm", "kr_norm_any"), KR_BY_
   KR_BY_TYPE("norm", "kr_norm_single_16"), KR_BY_TYPE("norm", "kr_norm_mixed_1"), KR_BY_TYPE("norm", "kr_norm_mixed_2"), KR_BY_TYPE("norm", "kr_norm_mixed_single")};
 static const kr_kernel backward[][3] = {KR_BY_TYPE("norm_bwd", "kr_norm_bwd_any"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_8"),
   KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_16"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_single")};
+static const kr_kernel ahead_kernel[] = {{NULL, NULL}, {"norm_bwd_ahead_f16", "kr_norm_bwd_ahead"}, {"norm_bwd_ahead_bf16", "kr_norm_bwd_ahead"}};
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("norm_bwd", "kr_norm_sum");
 
-enum { SHARED_BLOCK_WARPS = 4, MOST_GROUPS = 65535, FEWEST_ROWS_PER_PART = 4, THREADS_PER_MULTIPROCESSOR = 512 };
+enum { SHARED_BLOCK_WARPS = 4, MOST_GROUPS = 65535, FEWEST_ROWS_PER_PART = 4, THREADS_PER_MULTIPROCESSOR = 512, FEWEST_AHEAD_THREADS = 64, AHEAD_PER_MULTIPROCESSOR = 640 };
 
 /* A tensor (R, M), or (M) where by_row is 0; the plan learns its type and what runs of features there are in it. */
 static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row) {
@@ -79,16 +80,32 @@ static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
   p->n_parts = (int32_t)(blocks * p->rows_per_block);
 }
 
-static uint64_t part_bytes(const kr_norm_plan *p) { return kr_scratch_round((uint64_t)p->n_parts * (uint64_t)p->n_sums * (uint64_t)p->M * 4); }
+static uint32_t ahead_threads(const kr_norm_plan *p) { return (uint32_t)((p->n + 255) / 256 * 32); }
+static uint32_t ahead_bytes(const kr_norm_plan *p) { return KR_NORM_AHEAD_STAGES * KR_NORM_AHEAD_TENSORS * 16 * ahead_threads(p); }
+
+/* Of gated RMS norms in one 16-bit type, where a bias has no gradient. */
+static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
+  const int takes = p->run == ALIGNED_ROWS && p->rms && p->gate != KR_NORM_NO_GATE && !p->bias.data && !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
+  const int64_t threads = ahead_threads(p);
+  if (!takes || threads < FEWEST_AHEAD_THREADS || threads > KR_NORM_AHEAD_THREADS || p->n_sums != 2 || kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p)) return 0;
+  int64_t parts = threads < AHEAD_PER_MULTIPROCESSOR ? kr_cuda_info(ctx->cuda)->n_multiprocessors * (AHEAD_PER_MULTIPROCESSOR / threads) : kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  parts /= p->M / p->n;
+  if (parts > p->R / FEWEST_ROWS_PER_PART) parts = p->R / FEWEST_ROWS_PER_PART;
+  return (int32_t)parts;
+}
+
+static uint64_t part_bytes(const kr_norm_plan *p) { return kr_scratch_round((uint64_t)(p->n_parts > p->ahead_parts ? p->n_parts : p->ahead_parts) * (uint64_t)p->n_sums * (uint64_t)p->M * 4); }
 
 static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
-  const kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
+  kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
+  const int ahead = p->ahead_parts && tier == KRAIT_CAP_CUDA_AMPERE;
+  if (ahead) p->n_parts = p->ahead_parts, grid.x = (uint32_t)p->n_parts, grid.block = ahead_threads(p), grid.shared_bytes = ahead_bytes(p);
   const kr_grid sum = {.x = (uint32_t)((p->M + 31) / 32), .y = (uint32_t)p->n_sums, .block = KR_NORM_SUM_THREADS, .stream = call->stream};
   p->part = call->scratch;
   kr_chain chain = {.n = 0};
   int any = 0;
   for (int i = 0; i < p->n_sums; i++) any |= p->sums[i].data != NULL;
-  kr_chain_add(&chain, &backward[form_of(p)][dtype_of(p)], &grid, p);
+  kr_chain_add(&chain, ahead ? &ahead_kernel[dtype_of(p)] : &backward[form_of(p)][dtype_of(p)], &grid, p);
   if (any) kr_chain_add(&chain, &sum_kernel[dtype_of(p)], &sum, p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
@@ -168,6 +185,7 @@ static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_
   p.dout = view_of(&p, &a->dout, 1), p.dx = view_of(&p, &a->dx, 1), p.dz = view_of(&p, &a->dz, 1);
   p.sums[0] = vector_of(&a->dweight), p.sums[1] = vector_of(&a->dbias);
   deal_rows(ctx, &p);
+  p.ahead_parts = ahead_parts_of(ctx, &p);
   return p;
 }
 

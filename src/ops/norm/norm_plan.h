@@ -7,6 +7,8 @@
 
 /* A row in registers is at most 2 runs of 8 features, or KR_NORM_SINGLES features, for each of KR_NORM_THREADS threads. */
 enum { KR_NORM_FEW_SINGLES = 8, KR_NORM_SINGLES = 16, KR_NORM_THREADS = 512, KR_NORM_SMALL_THREADS = 256, KR_NORM_SUM_THREADS = 256 };
+/* Gradients with rows on their way: threads of a block, rows that are, tensors of each. */
+enum { KR_NORM_AHEAD_THREADS = 1024, KR_NORM_AHEAD_STAGES = 3, KR_NORM_AHEAD_TENSORS = 3 };
 enum { KR_NORM_NO_GATE, KR_NORM_GATE_LAST, KR_NORM_GATE_FIRST };
 
 typedef struct kr_norm_view {
@@ -19,7 +21,8 @@ typedef struct kr_norm_plan {
   int64_t R, M, n;              /* rows, features, features of a group; blocks in y are groups */
   float eps, inverse_n;
   int32_t rms, gate, warps, rows_per_block; /* warps: of a row */
-  int32_t row_shift, reserved;  /* a thread's row in the block is its number >> row_shift */
+  int32_t row_shift;            /* a thread's row in the block is its number >> row_shift */
+  int32_t ahead_parts;          /* backward: n_parts of the kernel that has rows on their way, 0 where it does not take the call */
   int32_t run, units;           /* features of a run: 8 where such are aligned to 16 bytes in every view, else 1, 0 where the row does not lie in registers; runs of a thread */
   int32_t row_types, types;     /* of the tensors of rows, and of all: 1 << dtype */
   int32_t n_parts, n_sums;      /* backward: rows are dealt to n_parts, each sums its own parameter gradients */

@@ -25,12 +25,14 @@ static int32_t check_bwd(const void *args) {
 }
 
 static const kr_row rows[] = {
+    KR_CUDA_ROWS(rnn)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_##isa, kr_rnn_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_ref, NULL},
 };
 static const kr_row bwd_rows[] = {
+    KR_CUDA_ROWS(rnn_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_bwd_##isa, kr_rnn_bwd_scratch},
 #include "isa.def"
 #undef KR_ISA

@@ -42,36 +42,42 @@ uint64_t kr_loss_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row to_polar_rows[] = {
+    KR_CUDA_ROWS(to_polar)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_to_polar_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_to_polar_ref, NULL},
 };
 static const kr_row to_polar_bwd_rows[] = {
+    KR_CUDA_ROWS(to_polar_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_to_polar_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_to_polar_bwd_ref, NULL},
 };
 static const kr_row from_polar_rows[] = {
+    KR_CUDA_ROWS(from_polar)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_from_polar_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_from_polar_ref, NULL},
 };
 static const kr_row from_polar_bwd_rows[] = {
+    KR_CUDA_ROWS(from_polar_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_from_polar_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_from_polar_bwd_ref, NULL},
 };
 static const kr_row loss_rows[] = {
+    KR_CUDA_ROWS(loss)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_loss_##isa, kr_loss_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_loss_ref, NULL},
 };
 static const kr_row loss_bwd_rows[] = {
+    KR_CUDA_ROWS(loss_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_loss_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
@@ -87,13 +93,20 @@ static void count_transform(const void *args, kr_cost *cost) {
   *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N, .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
 }
 static const kr_row transform_rows[] = {
+    KR_CUDA_ROWS(transform)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_transform_##isa, transform_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_transform_ref, NULL},
 };
-static const kr_row spectral_norm_rows[] = {{"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_ref, kr_spectral_norm_scratch}};
-static const kr_row spectral_norm_bwd_rows[] = {{"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_bwd_ref, NULL}};
+static const kr_row spectral_norm_rows[] = {
+    KR_CUDA_ROWS(spectral_norm)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_ref, kr_spectral_norm_scratch},
+};
+static const kr_row spectral_norm_bwd_rows[] = {
+    KR_CUDA_ROWS(spectral_norm_bwd)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_bwd_ref, NULL},
+};
 
 static void draw_float(kr_case *c, float *field, double low, double high) { *field = kr_case_chance(c, 0.5) ? (float)kr_case_uniform(c, low, high) : 1; }
 

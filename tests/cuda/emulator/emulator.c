@@ -245,27 +245,40 @@ void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   }
 }
 
-/* Lane 4 g + q has columns 2 q + {0, 1, 8, 9} of rows g and g + 8 of a, and those rows of column g of b. */
-static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, float (*widen)(uint16_t)) {
-  const uint32_t words[6] = {a[0], a[2], a[1], a[3], b0, b1};
-  float factors[12];
-  for (int i = 0; i < 12; i++) factors[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
-  const unsigned which = deposit(factors, sizeof factors);
+/* Lane 4 g + q shows n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column have all of its k. */
+static void add_products(float d[4], const float *factors, int n) {
+  const unsigned which = deposit(factors, (size_t)n * 3 * sizeof *factors);
   const int lane = kr_emulated_now.thread % WARP;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
   double sums[4] = {0};
   for (int q = 0; q < 4; q++) {
     const float *row = warp[lane / 4 * 4 + q].deposit[which];
     for (int i = 0; i < 4; i++) {
-      const float *column = warp[(lane % 4 * 2 + i % 2) * 4 + q].deposit[which] + 8;
-      for (int k = 0; k < 4; k++) sums[i] += (double)row[i / 2 * 4 + k] * (double)column[k];
+      const float *column = (const float *)warp[(lane % 4 * 2 + i % 2) * 4 + q].deposit[which] + 2 * n;
+      for (int k = 0; k < n; k++) sums[i] += (double)row[i / 2 * n + k] * (double)column[k];
     }
   }
   want_all_lanes(warp, "a product");
   for (int i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
 }
+
+/* Columns 2 q + {0, 1, 8, 9}. */
+static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, float (*widen)(uint16_t)) {
+  const uint32_t words[6] = {a[0], a[2], a[1], a[3], b0, b1};
+  float factors[12];
+  for (int i = 0; i < 12; i++) factors[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
+  add_products(d, factors, 4);
+}
 void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_f16_to_float); }
 void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_bf16_to_float); }
+
+/* Columns q + {0, 4}, of which the instruction sees 11 significant bits. */
+void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu, a[3] & ~0x1fffu, b0 & ~0x1fffu, b1 & ~0x1fffu};
+  float factors[6];
+  memcpy(factors, words, sizeof factors);
+  add_products(d, factors, 2);
+}
 
 /* ---- Hopper ------------------------------------------------------------------------------------------------------- */
 

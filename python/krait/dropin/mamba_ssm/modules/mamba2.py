@@ -8,10 +8,11 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
+from krait.ops import Mamba2Options, Mamba2Weights, mamba2_block
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
-from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
 
 def no_weight_decay(values):
@@ -36,6 +37,10 @@ def depthwise_conv(channels, d_conv, conv_bias, conv_init, factory):
     if conv_init is not None:
         nn.init.uniform_(conv.weight, -conv_init, conv_init)
     return conv
+
+
+def is_plain(layer):
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
 
 
 class Mamba2(nn.Module):
@@ -94,16 +99,25 @@ class Mamba2(nn.Module):
             conv_state, ssm_state = self._get_states_from_cache(inference_params, batch)
             if inference_params.seqlen_offset > 0:
                 return self.step(u, conv_state, ssm_state)[0]
-        zxbcdt = self.in_proj(u)
-        zxbcdt = zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen))
         if ssm_state is None:
-            y = mamba_split_conv1d_scan_combined(
-                zxbcdt, self._conv_weight(), self.conv1d.bias, self.dt_bias, -torch.exp(self.A_log.float()), D=self._D(), chunk_size=self.chunk_size,
-                seq_idx=seq_idx, dt_limit=self.dt_limit, activation=self.activation, rmsnorm_weight=self.norm.weight if self.rmsnorm else None,
-                rmsnorm_eps=self.norm.eps if self.rmsnorm else 1e-6, headdim=self.headdim, ngroups=self.ngroups, norm_before_gate=self.norm_before_gate)
-        else:
-            y = self._prefill(zxbcdt, seq_idx, cu_seqlens, conv_state, ssm_state)
+            return self._whole(u, seqlen, seq_idx)
+        zxbcdt = self.in_proj(u)
+        y = self._prefill(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)), seq_idx, cu_seqlens, conv_state, ssm_state)
         return self.out_proj(y if seqlen is None else y.flatten(0, 1))
+
+    def _whole(self, u, seqlen, seq_idx):
+        """The block as one node in the graph, together with those projections that are plain linear maps without hooks."""
+        first, last = [layer if is_plain(layer) else None for layer in (self.in_proj, self.out_proj)]
+        x = u if first is not None else self.in_proj(u)
+        x = x if seqlen is None else x.unflatten(0, (-1, seqlen))
+        weights = Mamba2Weights(
+            first and first.weight, first and first.bias, self.conv1d.weight, self.conv1d.bias, self.dt_bias, self.A_log, self._D(),
+            self.norm.weight if self.rmsnorm else None, last and last.weight, last and last.bias, None, seq_idx)
+        out, _ = mamba2_block(x, weights, Mamba2Options(
+            self.headdim, self.ngroups, self.d_inner - self.d_ssm, True, self.norm_before_gate, self.norm.eps if self.rmsnorm else 1e-6, *self.dt_limit, True,
+            False))
+        out = out if seqlen is None else out.flatten(0, 1)
+        return out if last is not None else self.out_proj(out)
 
     def _split(self, zxbcdt):
         """-> z0, x0, z, xBC, dt."""

@@ -5,12 +5,11 @@ import math
 import torch
 import torch.nn.functional as F
 
-from causal_conv1d import causal_conv1d_fn
 from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref
-from krait.ops import ssd as _ssd
+from krait.ops import Mamba2Options, Mamba2Weights, mamba2_block, ssd as _ssd
 from krait.ops.ssd import time_steps
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref, rmsnorm_fn
+from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref
 from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan, chunk_scan_ref
 from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_fwd, chunk_state, chunk_state_ref, chunk_state_varlen
 from mamba_ssm.ops.triton.ssd_state_passing import state_passing, state_passing_ref
@@ -50,27 +49,25 @@ def _heads_of(xBC, dim, heads, ngroups, states):
     return x.unflatten(-1, (heads, -1)), B.unflatten(-1, (ngroups, -1)), C.unflatten(-1, (ngroups, -1))
 
 
+def _limits(dt_limit):
+    assert len(dt_limit) == 2 and dt_limit[0] <= dt_limit[1], "dt_limit must be (low, high) with low <= high, got %s" % (tuple(dt_limit),)
+    return float(dt_limit[0]), float(dt_limit[1])
+
+
 def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, seq_idx=None,
                                      dt_limit=(0.0, float("inf")), return_final_states=False, activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6,
                                      outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True, state_dtype=None):
     """zxbcdt (B, L, 2 d_mlp + 2 dim + 2 G N + H), in the order z0, x0, z, x, B, C, dt -> (B, L, d_mlp + dim), or (B, L, M) with outproj_weight
     (M, d_mlp + dim)[, final states]: convolution, scan, gate or gated norm, the MLP part silu(z0) x0 before it, output projection."""
     assert activation in (None, "silu", "swish"), "activation must be None, silu, or swish, not %r" % (activation,)
-    d_mlp, dim, heads, states = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
-    z0, x0, z, xBC, dt = zxbcdt.split([d_mlp, d_mlp, dim, dim + 2 * ngroups * states, heads], dim=-1)
-    xBC = causal_conv1d_fn(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx=seq_idx, activation=activation).transpose(1, 2)
-    x, B, C = _heads_of(xBC, dim, heads, ngroups, states)
-    gate = z.unflatten(-1, (heads, -1)) if rmsnorm_weight is None else None
-    y, final, _ = _ssd(x, dt, A, B, C, D, gate, dt_bias, initial_states, seq_idx, None, True, dt_limit, return_final_states, False, chunk_size)
-    y = y.flatten(2)
-    if rmsnorm_weight is not None:
-        y = rmsnorm_fn(y, rmsnorm_weight, None, z, rmsnorm_eps, dim // ngroups, norm_before_gate)
-    y = torch.cat([F.silu(z0) * x0, y], dim=-1) if d_mlp else y
-    if outproj_weight is not None:
-        y = F.linear(y, outproj_weight, outproj_bias)
-    else:
-        assert outproj_bias is None, "outproj_bias needs outproj_weight"
-    return (y, final) if return_final_states else y
+    assert outproj_weight is not None or outproj_bias is None, "outproj_bias needs outproj_weight"
+    d_mlp, dim, heads, _ = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
+    assert rmsnorm_weight is None or rmsnorm_weight.shape == (dim,), "rmsnorm_weight %s is not (%d)" % (tuple(rmsnorm_weight.shape), dim)
+    options = Mamba2Options(dim // heads, ngroups, d_mlp, activation is not None, bool(norm_before_gate), float(rmsnorm_eps), *_limits(dt_limit), False,
+                            bool(return_final_states))
+    out, final = mamba2_block(zxbcdt, Mamba2Weights(None, None, conv1d_weight, conv1d_bias, dt_bias, A, D, rmsnorm_weight, outproj_weight, outproj_bias,
+                                                    initial_states, seq_idx), options)
+    return (out, final) if return_final_states else out
 
 
 def mamba_chunk_scan(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False):

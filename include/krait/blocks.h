@@ -1,0 +1,74 @@
+/* blocks.h: the insides of models' blocks as one call each: compositions of the operators in ops.h, whose conventions hold here. On a CPU and on a
+ * GPU. Equations: docs/OPS.md. */
+#ifndef KRAIT_BLOCKS_H
+#define KRAIT_BLOCKS_H
+
+#include <krait/ops.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== mamba2_inner (a Mamba-2 block) =========================================================================
+ * zxbcdt = in_proj_weight x + in_proj_bias, or x itself with K == 0; of its columns the first F are z0, then x0 (F), z (HP), xBC (HP + 2GN), dt (H);
+ * xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias) clamped to dt_min ... dt_max, A, B, C, D;
+ * gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the RMS norm over each of G groups of y silu(z) times norm_weight, or with
+ * KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0.
+ * Where the state starts again, by seq_idx, the convolution does too. Tensors between two of these steps are of x's type. */
+#define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
+#define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
+
+typedef struct krait_mamba2_inner_args {
+  krait_call call;
+  int64_t B, L, K, H, P, N, G, W, F, M; /* K: columns of x, 0 without in_proj_weight; F: channels of the MLP part; M: 0 without out_proj_weight */
+  int32_t activation;              /* of the convolution: KRAIT_ACT_SILU or _NONE */
+  float eps;                       /* of the norm */
+  float dt_min, dt_max;            /* dt_max 0 stands for infinity */
+  krait_view x;                    /* (B,L,K) activation type, or (B,L,2F + 2HP + 2GN + H) with K == 0 */
+  krait_view in_proj_weight;       /* (2F + 2HP + 2GN + H, K); absent with K == 0 */
+  krait_view in_proj_bias;         /* (2F + 2HP + 2GN + H) or absent */
+  krait_view conv_weight;          /* (HP + 2GN, W) */
+  krait_view conv_bias;            /* (HP + 2GN) or absent */
+  krait_view dt_bias;              /* (H) or absent */
+  krait_view A;                    /* (H) float32, or with KRAIT_MAMBA2_LOG_A any float type */
+  krait_view Dvec;                 /* (H,P) or absent; stride 0 along P for one value per head */
+  krait_view norm_weight;          /* (HP) or absent: no norm */
+  krait_view out_proj_weight;      /* (M, F + HP); absent with M == 0 */
+  krait_view out_proj_bias;        /* (M) or absent */
+  krait_view initial_states;       /* (B,H,P,N) or absent: of the scan */
+  krait_view seq_idx;              /* (B,L) int32 or absent, as for ssd */
+  krait_view out;                  /* (B,L,M), or (B,L,F + HP) with M == 0; any activation type */
+  krait_view final_states;         /* (B,H,P,N) float32 or absent */
+  krait_view zxbcdt;               /* (B,L,2F + 2HP + 2GN + H) type of x, or absent: kept for the gradient, as are */
+  krait_view xBC;                  /* (B,L,HP + 2GN) type of x, or absent: behind the convolution */
+  krait_view y;                    /* (B,L,HP) type of x, or absent; not without norm_weight */
+  krait_view gated;                /* (B,L,F + HP) type of x, or absent; not with M == 0 */
+} krait_mamba2_inner_args;
+
+KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_inner_args *args);
+KRAIT_API int32_t krait_mamba2_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_args *args, uint64_t *bytes);
+
+/* zxbcdt, xBC, y and gated are what the forward call gave; what is absent is computed again. */
+typedef struct krait_mamba2_inner_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t B, L, K, H, P, N, G, W, F, M;
+  int32_t activation;
+  float eps, dt_min, dt_max;
+  krait_view x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states,
+      seq_idx, zxbcdt, xBC, y, gated; /* as forward */
+  krait_view dout;                 /* like out */
+  krait_view dfinal_states;        /* (B,H,P,N) float type or absent */
+  krait_view dx;                   /* like x */
+  krait_view din_proj_weight, din_proj_bias, dconv_weight, dconv_bias, ddt_bias; /* like their inputs */
+  krait_view dA;                   /* (H) type of A */
+  krait_view dDvec;                /* (H,P); where Dvec's stride along P is 0 (H,1), the sums over P */
+  krait_view dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states;    /* like their inputs */
+} krait_mamba2_inner_bwd_args;
+
+KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args);
+KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args, uint64_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,284 @@
+"""The Mamba 2 block as one autograd node: input projection, convolution, scan, gated norm, MLP part, output projection.
+
+Both products are torch's, all that lies between them is one C call each way (mamba2_inner). Either projection may be absent. Kept for the backward
+pass are what the products gave and took, the convolution's output and the scan's. Where code is traced the inside is one custom operator."""
+
+import math
+from typing import List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, addmm, is_grad_enabled, mm
+
+from .._call import Call, Operator, signer
+from .._torch import autocast_dtype, custom_op, is_traced, layout, once, zeros_like
+from .ssd import LEAST
+
+_ONE_OF_HEAD = (1, 2)  # D may lack the axis of channels: one for all of a head
+_INPUTS = "x conv_weight conv_bias dt_bias A Dvec norm_weight initial_states seq_idx "
+_FORWARD = Operator("mamba2_inner", _INPUTS + "out final_states xBC y", Dvec=_ONE_OF_HEAD)
+_BACKWARD = Operator("mamba2_inner_bwd", _INPUTS + "xBC y dout dfinal_states dx dconv_weight dconv_bias ddt_bias dA dDvec dnorm_weight dinitial_states",
+                     Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
+_NORM_BEFORE_GATE, _LOG_A = 1, 2  # KRAIT_MAMBA2_*
+_signature = signer(13)
+_known = {}
+_MOST_KNOWN = 1024
+
+
+class Weights(NamedTuple):
+    in_proj: Optional[Tensor]  # (columns, M); None: the input is its result
+    in_bias: Optional[Tensor]
+    conv: Tensor  # (channels, W), or (channels, 1, W) as modules have it
+    conv_bias: Optional[Tensor]
+    dt_bias: Optional[Tensor]
+    A: Tensor  # (H), or its logarithm
+    D: Optional[Tensor]  # (H) or (H, P)
+    norm: Optional[Tensor]  # None: no norm
+    out_proj: Optional[Tensor]
+    out_bias: Optional[Tensor]
+    initial_states: Optional[Tensor] = None
+    seq_idx: Optional[Tensor] = None
+
+
+class Options(NamedTuple):
+    headdim: int
+    groups: int
+    d_mlp: int
+    silu: bool
+    norm_before_gate: bool
+    eps: float
+    low: float
+    high: float
+    log_A: bool  # A is -exp of what is given
+    want_final: bool
+
+
+# ---- the inside: one C call ---------------------------------------------------------------------------------------------
+def _numbers(x, conv, A, o):
+    h, p = A.shape[0], o.headdim
+    n = (conv.shape[0] - h * p) // (2 * o.groups)
+    return dict(B=x.shape[0], L=x.shape[1], H=h, P=p, N=n, G=o.groups, W=conv.shape[-1], F=o.d_mlp, activation=int(o.silu), eps=o.eps,
+                dt_min=o.low, dt_max=0.0 if o.high == math.inf else o.high or LEAST)
+
+
+def _flags(o):
+    return (_NORM_BEFORE_GATE if o.norm_before_gate else 0) | (_LOG_A if o.log_A else 0)
+
+
+def _matrix(t):
+    return t if t is None or t.dim() == 2 else t.squeeze(1)
+
+
+def _outputs(x, conv, A, norm, o, keep):
+    """-> out, final states, the convolution's output, the scan's; None where they are not wanted."""
+    (b, length), h, p = x.shape[:2], A.shape[0], o.headdim
+    channels = conv.shape[0]
+    final = x.new_empty(b, h, p, (channels - h * p) // (2 * o.groups), dtype=torch.float32) if o.want_final else None
+    return (x.new_empty(b, length, o.d_mlp + h * p), final, x.new_empty(b, length, channels) if keep else None,
+            x.new_empty(b, length, h * p) if keep and norm is not None else None)
+
+
+def _run_inner(call, inputs, o, keep):
+    """inputs: as _INPUTS -> _outputs."""
+    x, conv, _, _, A, _, norm = inputs[:7]
+    outputs = _outputs(x, conv, A, norm, o, keep)
+    if call.words is None:
+        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(x, conv, A, o))
+    call.run((*inputs, *outputs))
+    return outputs
+
+
+def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
+    """-> gradients of all inputs but seq_idx; wanted: of which of them, x's always."""
+    grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
+    x, conv, A = inputs[0], inputs[1], inputs[4]
+    if call.words is None:
+        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(x, conv, A, o))
+    call.run((*inputs, *kept, dout, dfinal, *grads))
+    return grads
+
+
+# ---- the inside where code is traced ------------------------------------------------------------------------------------
+def _none_if_empty(t):
+    return None if t is None or t.numel() == 0 else t
+
+
+def _fake_inner(x, conv, conv_bias, dt_bias, A, D, norm, initial_states, seq_idx, headdim, groups, d_mlp, silu, norm_before_gate, eps, low, high, want_final):
+    o = Options(headdim, groups, d_mlp, silu, norm_before_gate, eps, low, high, False, want_final)
+    return _outputs(x, conv, A, norm, o, True)
+
+
+def _fake_inner_backward(x, conv, conv_bias, dt_bias, A, D, norm, initial_states, seq_idx, xBC, y, dout, dfinal, headdim, groups, d_mlp, silu,
+                         norm_before_gate, eps, low, high):
+    return [None if t is None else torch.empty_like(t) for t in (x, conv, conv_bias, dt_bias, A, D, norm, initial_states)]
+
+
+@custom_op("mamba2_inner_bwd", _fake_inner_backward)
+def _inner_backward(x: Tensor, conv: Tensor, conv_bias: Optional[Tensor], dt_bias: Optional[Tensor], A: Tensor, D: Optional[Tensor], norm: Optional[Tensor],
+                    initial_states: Optional[Tensor], seq_idx: Optional[Tensor], xBC: Optional[Tensor], y: Optional[Tensor], dout: Tensor,
+                    dfinal: Optional[Tensor], headdim: int, groups: int, d_mlp: int, silu: bool, norm_before_gate: bool, eps: float, low: float,
+                    high: float) -> List[Tensor]:
+    o = Options(headdim, groups, d_mlp, silu, norm_before_gate, eps, low, high, False, False)
+    kept = _none_if_empty(xBC), _none_if_empty(y)
+    return _run_inner_backward(Call(_BACKWARD), (x, conv, conv_bias, dt_bias, A, D, norm, initial_states, seq_idx), kept, dout, dfinal, o, (True,) * 8)
+
+
+def _setup_inner(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:9], *output[2:])
+    ctx.options = inputs[9:17]
+    ctx.set_materialize_grads(False)
+
+
+def _inner_gradients(ctx, dout, dfinal, dxBC, dy):
+    tensors = ctx.saved_tensors
+    x, conv, A = tensors[0], tensors[1], tensors[4]
+    dout = x.new_zeros(x.shape[0], x.shape[1], ctx.options[2] + A.shape[0] * ctx.options[0]) if dout is None else dout
+    grads = _inner_backward(*tensors, dout, _none_if_empty(dfinal), *ctx.options)
+    grads = [None if t is None else g for t, g in zip(tensors, grads)]
+    return (*grads, None, None, None, None, None, None, None, None, None, None)
+
+
+@custom_op("mamba2_inner", _fake_inner, setup=_setup_inner, backward=_inner_gradients)
+def _inner(x: Tensor, conv: Tensor, conv_bias: Optional[Tensor], dt_bias: Optional[Tensor], A: Tensor, D: Optional[Tensor], norm: Optional[Tensor],
+           initial_states: Optional[Tensor], seq_idx: Optional[Tensor], headdim: int, groups: int, d_mlp: int, silu: bool, norm_before_gate: bool,
+           eps: float, low: float, high: float, want_final: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    o = Options(headdim, groups, d_mlp, silu, norm_before_gate, eps, low, high, False, want_final)
+    return _run_inner(Call(_FORWARD), (x, conv, conv_bias, dt_bias, A, D, norm, initial_states, seq_idx), o, True)
+
+
+def _traced(x, w, o):
+    """The parts one by one: torch's products, the inside as an operator."""
+    _check(x, w, o)
+    x = x if w.in_proj is None else F.linear(x, w.in_proj, w.in_bias)
+    A = -torch.exp(w.A.float()) if o.log_A else w.A.float()
+    seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
+    out, final, *_ = _inner(x, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx, o.headdim, o.groups, o.d_mlp, o.silu,
+                            o.norm_before_gate, o.eps, o.low, o.high, o.want_final)
+    return out if w.out_proj is None else F.linear(out, w.out_proj, w.out_bias), final if o.want_final else None
+
+
+# ---- the whole ----------------------------------------------------------------------------------------------------------
+def _check(x, w, o):
+    h, p, g, columns = w.A.shape[0] if w.A.dim() == 1 else 0, o.headdim, o.groups, x.shape[-1] if w.in_proj is None else w.in_proj.shape[0]
+    states = w.conv.shape[0] - h * p
+    good = (x.dim() == 3 and w.A.dim() == 1 and w.conv.dim() in (2, 3) and w.conv.shape[1:-1] in ((), (1,)) and g > 0 and h % g == 0 and states > 0
+            and states % (2 * g) == 0 and columns == 2 * o.d_mlp + 2 * h * p + states + h)
+    n, inner = states // (2 * g) if g > 0 else 0, o.d_mlp + h * p
+    wanted = ((w.conv_bias, (h * p + states,)), (w.dt_bias, (h,)), (w.norm, (h * p,)), (w.initial_states, (x.shape[0], h, p, n)), (w.seq_idx, tuple(x.shape[:2])),
+              (w.in_proj, (columns, x.shape[-1])), (w.in_bias, (columns,)), (w.out_bias, w.out_proj.shape[:1] if w.out_proj is not None else ()))
+    good = good and all([t is None or tuple(t.shape) == tuple(shape) for t, shape in wanted])
+    good = good and (w.D is None or w.D.shape == (h,) or w.D.shape == (h, p)) and (w.out_proj is None or w.out_proj.shape[1:] == (inner,))
+    if not good:
+        given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in zip(("x", *w._fields), (x, *w)) if t is not None)
+        raise RuntimeError("mamba2: the columns must be z0, x0 (d_mlp each), z, x (H P), B, C (G N) and dt (H), conv (H P + 2 G N, W), A and dt_bias (H), D (H) or "
+                           "(H, P), norm weight (H P), out_proj (M, d_mlp + H P); got %s, P %d, G %d, d_mlp %d" % (given, p, g, o.d_mlp))
+
+
+class _Plan:
+    """What a signature decides."""
+    __slots__ = ("options", "dtype", "shape", "has_gradients", "calls")
+
+    def __init__(self, x, w, o, dtype):
+        _check(x, w, o)
+        self.options, self.dtype, self.shape = o, dtype, x.shape[:2]
+        self.has_gradients = any([t is not None and t.requires_grad for t in (x, *w)])
+        self.calls = Call(_FORWARD), Call(_FORWARD)  # that keeps nothing, that keeps for the gradient
+
+
+def _rows(t):
+    return t.reshape(t.shape[0] * t.shape[1], t.shape[2])
+
+
+def _product(rows, weight, bias):
+    return mm(rows, weight.t()) if bias is None else addmm(bias, rows, weight.t())
+
+
+def _cast(t, dtype):
+    return t if t is None or dtype is None else t.to(dtype)
+
+
+def _forward(plan, keep, x, w):
+    """-> (out, final states, what the backward pass takes)."""
+    o, dtype = plan.options, plan.dtype
+    zx = x
+    if w.in_proj is not None:
+        zx = _product(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
+    A = w.A if o.log_A else w.A.float()
+    seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
+    inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
+    gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
+    out = gated if w.out_proj is None else _product(_rows(_cast(gated, dtype)), _cast(w.out_proj, dtype), _cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
+    return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated)
+
+
+def _project_backward(d, rows, weight, bias, wanted, needs_rows):
+    """d: gradient of rows weight^T + bias, as rows -> gradients of rows, weight, bias."""
+    kind = d.dtype
+    return (mm(d, weight.to(kind)) if needs_rows else None, mm(d.t(), rows.to(kind)).to(weight.dtype) if wanted[0] else None,
+            d.sum(0).to(bias.dtype) if bias is not None and wanted[1] else None)
+
+
+def _backward(plan, x, w, kept, dout, dfinal, wanted):
+    """-> gradients of x and of the weights; wanted: of which of these."""
+    o, (zx, A, seq_idx, xBC, y, gated) = plan.options, kept
+    grads = [None] * 13
+    if dout is None:
+        dout = zx.new_zeros(*plan.shape, (w.out_proj.shape[0] if w.out_proj is not None else o.d_mlp + A.shape[0] * o.headdim))
+    if w.out_proj is not None:
+        rows = _rows(dout)
+        rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy what is spread out
+        dout, grads[9], grads[10] = _project_backward(rows, _rows(gated), w.out_proj, w.out_bias, wanted[9:11], True)
+        dout = dout.to(gated.dtype).view(gated.shape)
+    inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
+    inside = (True, *wanted[3:9], wanted[11])
+    call = plan.calls[1].follower(_BACKWARD, (layout(dout), layout(dfinal), inside))
+    dzx, grads[3], grads[4], grads[5], dA, dD, grads[8], grads[11] = _run_inner_backward(call, inputs, (xBC, y), dout, dfinal, o, inside)
+    grads[6] = None if dA is None else dA.to(w.A.dtype)
+    grads[7] = dD
+    if w.in_proj is None:
+        grads[0] = dzx
+    else:
+        dx, grads[1], grads[2] = _project_backward(_rows(dzx), _rows(x), w.in_proj, w.in_bias, wanted[1:3], wanted[0])
+        grads[0] = None if dx is None else dx.view(x.shape).to(x.dtype)
+    return grads
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan, x, *weights):
+        out, final, kept = _forward(plan, True, x, Weights(*weights))
+        ctx.save_for_backward(x, *kept, *weights)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        return out if final is None else (out, final)
+
+    @staticmethod
+    @once
+    def backward(ctx, dout, dfinal=None):
+        x, *tensors = ctx.saved_tensors
+        call = ctx.plan, x, Weights(*tensors[6:]), tensors[:6], dout, dfinal, ctx.needs_input_grad[1:]
+        if autocast_dtype(x) is None:
+            return (None, *_backward(*call))
+        with torch.autocast(x.device.type, enabled=False):
+            return (None, *_backward(*call))
+
+
+def mamba2_block(x, w, o):
+    """x (B, L, M), w: Weights, o: Options -> (out (B, L, M), or (B, L, d_mlp + H P) without out_proj; final states (B, H, P, N) float32 or None)."""
+    if is_traced():
+        return _traced(x, w, o)
+    tensors, dtype = (x, *w), autocast_dtype(x) if w.in_proj is not None or w.out_proj is not None else None
+    if any([t is not None and t.is_neg() for t in tensors]):
+        x, *weights = [t if t is None else t.resolve_neg() for t in tensors]
+        w, tensors = Weights(*weights), (x, *weights)
+    key = _signature(tensors, (*o, dtype))
+    plan = _known.get(key)
+    if plan is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        plan = _known[key] = _Plan(x, w, o, dtype)
+    if plan.has_gradients and is_grad_enabled():
+        out = _Block.apply(plan, *tensors)
+        return out if o.want_final else (out, None)
+    with torch.no_grad():
+        return _forward(plan, False, x, w)[:2]

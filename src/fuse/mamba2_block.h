@@ -1,0 +1,21 @@
+/* mamba2_block.h: a Mamba-2 block as calls of a graph; the equation is at krait_mamba2_inner (krait/blocks.h). */
+#ifndef KR_MAMBA2_BLOCK_H
+#define KR_MAMBA2_BLOCK_H
+
+#include "graph.h"
+
+typedef struct kr_mamba2_block {
+  int64_t P, G, F; /* channels of a head, groups, channels of the MLP part */
+  int32_t activation, norm_before_gate, log_A; /* log_A: A is -exp of it */
+  float eps, dt_min, dt_max;
+  int32_t dtype;   /* of tensors between two steps */
+  /* As in krait_mamba2_inner_args; 0: absent. */
+  kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states, seq_idx;
+  kr_tensor out, final_states; /* written; out (B,L,M), or (B,L,F + HP) without out_proj_weight */
+  /* (B,L,...): written where they are given (0: temps of the block); afterwards, what holds these values. y is 0 without norm_weight. */
+  kr_tensor zxbcdt, xBC, y, gated;
+} kr_mamba2_block;
+
+void kr_mamba2_block_record(kr_graph *g, kr_mamba2_block *block);
+
+#endif

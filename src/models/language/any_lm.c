@@ -1,0 +1,94 @@
+/* any_lm.c: which kind of language model a folder holds. */
+#include "any_lm.h"
+
+#include <stdio.h>
+
+#include "status.h"
+
+static void describe(kr_any_lm *m) {
+#define TAKE(c) \
+  m->V = (c)->V, m->n_used = (c)->n_used, m->n_layers = (c)->n_layers, m->eos = (c)->eos, m->n_eos = (c)->n_eos
+  if (m->qwen2)
+    TAKE(kr_qwen2_config_of(m->qwen2));
+  else
+    TAKE(kr_mlm_config_of(m->mamba));
+#undef TAKE
+}
+
+int32_t kr_any_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
+                    kr_any_lm *m) {
+  *m = (kr_any_lm){0};
+  KR_TRY(kr_qwen2_is(folder) ? kr_qwen2_open(ctx, folder, n_slots, n_tokens, &m->qwen2)
+                             : kr_mlm_open(ctx, folder, n_slots, n_tokens, &m->mamba));
+  describe(m);
+  return KRAIT_OK;
+}
+
+int32_t kr_any_open_random(const krait_ctx *ctx, const kr_mlm_config *mamba, const kr_qwen2_config *qwen2,
+                           int32_t dtype, int64_t n_slots, kr_any_lm *m) {
+  *m = (kr_any_lm){0};
+  KR_TRY(qwen2 ? kr_qwen2_open_random(ctx, qwen2, dtype, n_slots, &m->qwen2)
+               : kr_mlm_open_random(ctx, mamba, dtype, n_slots, &m->mamba));
+  describe(m);
+  return KRAIT_OK;
+}
+
+void kr_any_close(kr_any_lm *m) {
+  kr_mlm_close(&m->mamba);
+  kr_qwen2_close(&m->qwen2);
+}
+
+uint64_t kr_any_bytes(const kr_any_lm *m) { return m->qwen2 ? kr_qwen2_bytes(m->qwen2) : kr_mlm_bytes(m->mamba); }
+
+void kr_any_fingerprint(const kr_any_lm *m, const kr_model_folder *folder, char *text, size_t n) {
+  static const char *const of_mamba[] = {"backbone.norm_f.weight", "backbone.layers.0.norm.weight",
+                                         "backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.conv1d.bias"};
+  static const char *const of_qwen2[] = {"model.norm.weight", "model.layers.0.input_layernorm.weight",
+                                         "model.layers.0.self_attn.k_proj.bias",
+                                         "model.layers.0.self_attn.k_proj.weight"};
+  uint64_t hash = 14695981039346656037u; /* FNV-1a */
+  for (int i = 0; i < 4; i++) {
+    const kr_weight *item = kr_model_folder_find(folder, (m->qwen2 ? of_qwen2 : of_mamba)[i]);
+    for (uint64_t k = 0; item && k < item->bytes; k++)
+      hash = (hash ^ ((const uint8_t *)item->data)[k]) * 1099511628211u;
+  }
+  if (m->qwen2) {
+    const kr_qwen2_config *c = kr_qwen2_config_of(m->qwen2);
+    snprintf(text, n, "qwen2 %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers,
+             (long long)c->V, (long long)c->Hk, (long long)c->D, (unsigned long long)hash);
+    return;
+  }
+  const kr_mlm_config *c = kr_mlm_config_of(m->mamba);
+  snprintf(text, n, "mamba_lm %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers,
+           (long long)c->V, (long long)c->Di, (long long)c->N, (unsigned long long)hash);
+}
+
+int32_t kr_any_reset(kr_any_lm *m, int64_t slot) {
+  return m->qwen2 ? kr_qwen2_reset(m->qwen2, slot) : kr_mlm_reset(m->mamba, slot);
+}
+
+int32_t kr_any_read(kr_any_lm *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+                    float *logits) {
+  KR_CHECK(!rows || m->qwen2, KRAIT_ERR_UNSUPPORTED, "this language model takes no embedded rows");
+  return m->qwen2 ? kr_qwen2_read(m->qwen2, slot, ids, rows, n, all, logits)
+                  : kr_mlm_read(m->mamba, slot, ids, n, all, logits);
+}
+
+int32_t kr_any_step(kr_any_lm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
+  return m->qwen2 ? kr_qwen2_step(m->qwen2, B, slots, ids, logits, best)
+                  : kr_mlm_step(m->mamba, B, slots, ids, logits, best);
+}
+
+int32_t kr_any_step_again(kr_any_lm *m) {
+  return m->qwen2 ? kr_qwen2_step_again(m->qwen2) : kr_mlm_step_again(m->mamba);
+}
+int32_t kr_any_wait(const kr_any_lm *m) { return m->qwen2 ? kr_qwen2_wait(m->qwen2) : kr_mlm_wait(m->mamba); }
+
+int32_t kr_any_states_out(kr_any_lm *m, int64_t slot, kr_mlm_state_fn take, void *user) {
+  return m->qwen2 ? kr_qwen2_states_out(m->qwen2, slot, take, user) : kr_mlm_states_out(m->mamba, slot, take, user);
+}
+
+int32_t kr_any_states_in(kr_any_lm *m, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user) {
+  return m->qwen2 ? kr_qwen2_states_in(m->qwen2, slot, n_tokens, give, user)
+                  : kr_mlm_states_in(m->mamba, slot, n_tokens, give, user);
+}

@@ -1,0 +1,36 @@
+/* any_lm.h: the kinds of language models behind one set of calls, those of mamba_lm.h and qwen2.h. */
+#ifndef KR_ANY_LM_H
+#define KR_ANY_LM_H
+
+#include "mamba_lm/mamba_lm.h"
+#include "qwen2/qwen2.h"
+
+typedef struct kr_any_lm {
+  kr_mlm *mamba; /* one of them */
+  kr_qwen2 *qwen2;
+  int64_t V, n_used, n_layers; /* vocabulary; tokens that may be drawn */
+  const int64_t *eos;
+  int32_t n_eos;
+} kr_any_lm;
+
+int32_t kr_any_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
+                    kr_any_lm *m);
+/* Random weights, for timing; one of the two configurations, the other NULL. */
+int32_t kr_any_open_random(const krait_ctx *ctx, const kr_mlm_config *mamba, const kr_qwen2_config *qwen2,
+                           int32_t dtype, int64_t n_slots, kr_any_lm *m);
+void kr_any_close(kr_any_lm *m);
+uint64_t kr_any_bytes(const kr_any_lm *m); /* of weights that a token reads */
+/* Sizes and a hash of a few small tensors: enough to tell models apart that somebody mixes up. */
+void kr_any_fingerprint(const kr_any_lm *m, const kr_model_folder *folder, char *text, size_t n);
+
+int32_t kr_any_reset(kr_any_lm *m, int64_t slot);
+/* rows (kr_qwen2_read): models of attention only. */
+int32_t kr_any_read(kr_any_lm *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+                    float *logits);
+int32_t kr_any_step(kr_any_lm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best);
+int32_t kr_any_step_again(kr_any_lm *m); /* for timing: the step before, again */
+int32_t kr_any_wait(const kr_any_lm *m);
+int32_t kr_any_states_out(kr_any_lm *m, int64_t slot, kr_mlm_state_fn take, void *user);
+int32_t kr_any_states_in(kr_any_lm *m, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user);
+
+#endif

@@ -1,0 +1,63 @@
+/* placed.h: a model's tensors and buffers where its context computes: on a CPU the file's own bytes, on a GPU copies of
+ * them in one block; never widened. */
+#ifndef KR_PLACED_H
+#define KR_PLACED_H
+
+#include <krait/krait.h>
+
+#include "arena.h"
+#include "model_folder.h"
+
+typedef struct kr_placed {
+  const void *data; /* NULL: absent */
+  int32_t dtype;
+} kr_placed;
+
+typedef struct kr_sizes {
+  int32_t n;
+  int64_t size[5];
+} kr_sizes;
+#define KR_SIZES(...) ((kr_sizes){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
+
+typedef struct kr_placer {
+  const krait_ctx *ctx;
+  const kr_model_folder *folder; /* or */
+  const kr_weights *weights;     /* or neither: random values of random_type, for timing */
+  const char *prefix;            /* before every name */
+  int32_t random_type;
+  uint64_t bytes; /* of all that was taken */
+  /* its own */
+  kr_arena *arena; /* of a CPU: what is made */
+  char *device;    /* of a GPU; NULL: only count */
+  uint64_t used;
+  void *random;
+  uint64_t random_bytes;
+} kr_placer;
+
+typedef int32_t (*kr_take_fn)(kr_placer *p, void *user); /* the same calls each time */
+/* Runs take; on a GPU once to count and once to copy. What was placed lives until kr_placer_close. */
+int32_t kr_placer_run(kr_placer *p, kr_take_fn take, void *user);
+void kr_placer_close(kr_placer *p);
+const char *kr_placer_label(const kr_placer *p);
+
+/* A tensor as it is stored, of this shape; one that is not needed may be missing. */
+int32_t kr_place(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_placed *to);
+/* Matrices (vectors) of one type, on a GPU row behind row in the order given, so that to[0] is all of them. */
+int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
+                      kr_placed *to);
+/* As float32, of any type; f may be NULL: each value passes through it. */
+int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(double), kr_placed *to);
+/* The tensor, of this shape, in host memory; its data NULL if it is not needed and missing. */
+int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
+const kr_weight *kr_placer_look(const kr_placer *p,
+                                const char *name); /* of any shape; NULL: there is none, or values are random */
+/* What the caller made; copied. */
+int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to);
+
+/* ---- memory where a context computes; zero at first ---- */
+int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block);
+void kr_block_free(const krait_ctx *ctx, void *block);
+int32_t kr_block_put(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes);
+int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* done when it returns */
+
+#endif

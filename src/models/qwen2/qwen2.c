@@ -1,0 +1,340 @@
+/* qwen2.c: a model with the keys and values of its slots, and the graphs that run over them: one for steps of each
+ * number of sequences, one for pieces of a prompt of each length that came lately. */
+#include "qwen2.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "status.h"
+#include "view.h"
+
+enum {
+  MOST_GRAPHS = 8,
+  PIECE = 4096,
+  PIECE_ALL = 128,
+  MOST_STEP = 1024,
+  FIRST_ROOM = 256
+}; /* logits of a whole piece take much more memory */
+enum {
+  LIST_BYTES = 4 * PIECE,
+  IDS = 0,
+  SLOTS = LIST_BYTES,
+  LENGTHS = 2 * LIST_BYTES,
+  BEST = 3 * LIST_BYTES,
+  LOGITS = 4 * LIST_BYTES
+};
+
+struct kr_qwen2 {
+  const krait_ctx *ctx;
+  kr_qwen2_config c;
+  kr_qwen2_weights w;
+  int64_t n_slots, room; /* room: tokens that keys and values have place for */
+  char **keys,
+      **values;     /* of each layer: (n_slots, room, Hk, D) of the weights' type, as long as the longest text needs */
+  int32_t *lengths; /* of each slot's text */
+  float *turns;     /* cos, then sin: (room, D/2) each */
+  kr_qwen2_graph graphs[MOST_GRAPHS];
+  uint64_t clock;
+  char *lists; /* where the context computes: ids, slots, lengths, best, then logits */
+  uint64_t logits_floats;
+};
+
+static uint64_t token_bytes(const kr_qwen2 *m) { return (uint64_t)(m->c.Hk * m->c.D) * krait_dtype_bytes(m->w.dtype); }
+
+/* ---- keys and values ---- */
+
+static int32_t fill_turns(kr_qwen2 *m) {
+  const int64_t R = m->c.D / 2;
+  const size_t n = (size_t)(m->room * R);
+  float *host = kr_alloc_array(2 * n, sizeof *host), *turns = NULL;
+  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)m->room);
+  for (int64_t r = 0; r < R; r++) {
+    const double frequency = pow(m->c.base, -(double)r / (double)R);
+    for (int64_t t = 0; t < m->room; t++) {
+      host[t * R + r] = (float)cos((double)t * frequency);
+      host[(int64_t)n + t * R + r] = (float)sin((double)t * frequency);
+    }
+  }
+  int32_t status = kr_block_get(m->ctx, "the angles", 2 * n * sizeof *host, &turns);
+  if (status >= 0) status = kr_block_put(m->ctx, turns, host, 2 * n * sizeof *host);
+  if (status >= 0) status = kr_qwen2_wait(m);
+  kr_free(host);
+  kr_block_free(m->ctx, m->turns);
+  m->turns = turns;
+  return status;
+}
+
+/* The same rows with more room behind each. */
+static int32_t move_rows(const kr_qwen2 *m, char **block, int64_t before, int64_t room) {
+  char *larger = NULL;
+  const uint64_t row = (uint64_t)room * token_bytes(m), old = (uint64_t)before * token_bytes(m);
+  int32_t status = kr_block_get(m->ctx, "keys and values; the text is too long", (uint64_t)m->n_slots * row, &larger);
+  for (int64_t slot = 0; *block && slot < m->n_slots && status >= 0; slot++) {
+    if (m->ctx->cuda)
+      status = kr_cuda_copy(m->ctx->cuda, larger + (uint64_t)slot * row, *block + (uint64_t)slot * old, old, NULL);
+    else
+      memcpy(larger + (uint64_t)slot * row, *block + (uint64_t)slot * old, old);
+  }
+  if (status >= 0) status = kr_qwen2_wait(m);
+  if (status < 0) {
+    kr_block_free(m->ctx, larger);
+    return status;
+  }
+  kr_block_free(m->ctx, *block);
+  *block = larger;
+  return status;
+}
+
+static void forget(kr_qwen2 *m) {
+  for (int64_t i = 0; m->keys && i < 2 * m->c.n_layers; i++) {
+    kr_block_free(m->ctx, m->keys[i]);
+    m->keys[i] = NULL;
+  }
+  m->room = 0;
+  for (int64_t i = 0; m->lengths && i < m->n_slots; i++) m->lengths[i] = 0;
+}
+
+static int32_t grow(kr_qwen2 *m, int64_t room) {
+  for (int64_t i = 0; i < 2 * m->c.n_layers; i++) KR_TRY(move_rows(m, &m->keys[i], m->room, room));
+  m->room = room;
+  return fill_turns(m);
+}
+
+/* Room for texts of n tokens; graphs have it in their shapes. Where memory ends all texts are lost, and the model goes
+ * on with none. */
+static int32_t get_room(kr_qwen2 *m, int64_t n) {
+  int64_t room = m->room ? m->room : FIRST_ROOM;
+  if (n <= m->room) return KRAIT_OK;
+  KR_CHECK(n <= INT32_MAX / 2, KRAIT_ERR_NO_MEMORY, "a text of %lld tokens is too long", (long long)n);
+  while (room < n) room *= 2;
+  for (int i = 0; i < MOST_GRAPHS; i++) kr_qwen2_graph_close(&m->graphs[i]);
+  const int32_t status = grow(m, room);
+  if (status < 0) forget(m);
+  return status;
+}
+
+/* ---- open and close ---- */
+
+static int32_t open_all(kr_qwen2 *m, const kr_model_folder *folder, int32_t dtype) {
+  m->keys = kr_alloc_array((size_t)m->c.n_layers, 2 * sizeof *m->keys);
+  m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
+  KR_CHECK(m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for %lld sequences", (long long)m->n_slots);
+  m->values = m->keys + m->c.n_layers;
+  return kr_qwen2_weights_open(m->ctx, folder, &m->c, dtype, &m->w);
+}
+
+static int32_t make(const krait_ctx *ctx, int64_t n_slots, kr_qwen2 **model) {
+  kr_qwen2 *m = *model = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  m->ctx = ctx, m->n_slots = n_slots;
+  return KRAIT_OK;
+}
+
+int32_t kr_qwen2_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
+                      kr_qwen2 **model) {
+  KR_TRY(make(ctx, n_slots, model));
+  kr_qwen2 *m = *model;
+  int32_t status = kr_qwen2_config_read(folder, &m->c);
+  if (n_tokens > 0 && n_tokens < m->c.n_used) m->c.n_used = n_tokens;
+  if (status >= 0) status = open_all(m, folder, 0);
+  if (status < 0) kr_qwen2_close(model);
+  return status;
+}
+
+int32_t kr_qwen2_open_random(const krait_ctx *ctx, const kr_qwen2_config *config, int32_t dtype, int64_t n_slots,
+                             kr_qwen2 **model) {
+  KR_TRY(make(ctx, n_slots, model));
+  (*model)->c = *config;
+  const int32_t status = open_all(*model, NULL, dtype);
+  if (status < 0) kr_qwen2_close(model);
+  return status;
+}
+
+void kr_qwen2_close(kr_qwen2 **model) {
+  kr_qwen2 *m = *model;
+  if (!m) return;
+  for (int i = 0; i < MOST_GRAPHS; i++) kr_qwen2_graph_close(&m->graphs[i]);
+  forget(m);
+  kr_qwen2_weights_close(&m->w);
+  kr_block_free(m->ctx, m->turns);
+  kr_block_free(m->ctx, m->lists);
+  kr_free(m->keys);
+  kr_free(m->lengths);
+  kr_free(m);
+  *model = NULL;
+}
+
+const kr_qwen2_config *kr_qwen2_config_of(const kr_qwen2 *m) { return &m->c; }
+uint64_t kr_qwen2_bytes(const kr_qwen2 *m) { return m->w.bytes; }
+int32_t kr_qwen2_dtype(const kr_qwen2 *m) { return m->w.dtype; }
+int32_t kr_qwen2_wait(const kr_qwen2 *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
+
+/* ---- runs ---- */
+
+/* The graph of this run: one that is there, or a new one in the place of that which was used least lately. */
+static int32_t get_graph(kr_qwen2 *m, const kr_qwen2_run *run, kr_qwen2_graph **graph) {
+  kr_qwen2_graph *oldest = m->graphs;
+  for (int i = 0; i < MOST_GRAPHS; i++) {
+    kr_qwen2_graph *g = *graph = &m->graphs[i];
+    const kr_qwen2_run *r = &g->run;
+    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all &&
+        r->with_rows == run->with_rows)
+      return KRAIT_OK;
+    if (g->used < oldest->used) oldest = g;
+  }
+  *graph = oldest;
+  kr_qwen2_graph_close(oldest);
+  return kr_qwen2_graph_open(m->ctx, &m->c, &m->w, run, m->n_slots, m->room, oldest);
+}
+
+static int32_t get_lists(kr_qwen2 *m, uint64_t floats) {
+  if (m->lists && floats <= m->logits_floats) return KRAIT_OK;
+  kr_block_free(m->ctx, m->lists);
+  m->lists = NULL;
+  KR_TRY(kr_block_get(m->ctx, "logits", LOGITS + floats * sizeof(float), &m->lists));
+  m->logits_floats = floats;
+  return KRAIT_OK;
+}
+
+static int32_t bind(kr_qwen2 *m, const kr_qwen2_graph *g, int64_t slot, const void *rows) {
+  const struct {
+    kr_tensor t;
+    const void *at;
+  } all[] = {{g->ids, m->lists + IDS},     {g->rows, rows},
+             {g->slots, m->lists + SLOTS}, {g->lengths, m->lists + LENGTHS},
+             {g->cos, m->turns},           {g->sin, m->turns + m->room * m->c.D / 2},
+             {g->best, m->lists + BEST},   {g->logits, m->lists + LOGITS}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].t) KR_TRY(kr_runner_bind(g->runner, all[i].t, (void *)(uintptr_t)all[i].at));
+  for (int64_t i = 0; i < 2 * m->c.n_layers; i++)
+    KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->keys[i] + (uint64_t)(slot * m->room) * token_bytes(m)));
+  return KRAIT_OK;
+}
+
+static int32_t put_lists(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, const int32_t *slots, const int32_t *ids) {
+  int32_t lengths[MOST_STEP];
+  for (int64_t b = 0; b < run->B; b++) lengths[b] = m->lengths[slots ? slots[b] : slot];
+  KR_TRY(kr_block_put(m->ctx, m->lists + IDS, ids, (uint64_t)(run->B * run->L) * sizeof *ids));
+  if (slots) KR_TRY(kr_block_put(m->ctx, m->lists + SLOTS, slots, (uint64_t)run->B * sizeof *slots));
+  return kr_block_put(m->ctx, m->lists + LENGTHS, lengths, (uint64_t)run->B * sizeof *lengths);
+}
+
+static int32_t run(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, const int32_t *slots, const int32_t *ids,
+                   const void *rows, float *logits, int32_t *best) {
+  const uint64_t floats = (uint64_t)((run->is_step ? run->B : run->all ? run->L : 1) * m->c.V);
+  int64_t longest = 0;
+  kr_qwen2_graph *g;
+  for (int64_t i = 0; i < run->B * run->L; i++)
+    KR_CHECK(ids[i] >= (rows ? -1 : 0) && ids[i] < m->c.V, KRAIT_ERR_ARGUMENT,
+             "token %d is not one of the model's %lld", ids[i], (long long)m->c.V);
+  for (int64_t b = 0; b < run->B; b++) {
+    const int64_t n = m->lengths[slots ? slots[b] : slot] + run->L;
+    longest = n > longest ? n : longest;
+  }
+  KR_TRY(get_room(m, longest));
+  KR_TRY(get_lists(m, floats));
+  KR_TRY(get_graph(m, run, &g));
+  g->used = ++m->clock;
+  KR_TRY(bind(m, g, slot, rows));
+  KR_TRY(put_lists(m, run, slot, slots, ids));
+  KR_TRY(kr_runner_run(g->runner, NULL));
+  for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
+  if (best) KR_TRY(kr_block_read(m->ctx, best, m->lists + BEST, (uint64_t)run->B * sizeof *best));
+  return logits ? kr_block_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits) : KRAIT_OK;
+}
+
+/* ---- what callers ask for ---- */
+
+static int32_t check_slot(const kr_qwen2 *m, int64_t slot) {
+  KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld",
+           (long long)slot, (long long)m->n_slots);
+  return KRAIT_OK;
+}
+
+int32_t kr_qwen2_reset(kr_qwen2 *m, int64_t slot) {
+  KR_TRY(check_slot(m, slot));
+  m->lengths[slot] = 0;
+  return KRAIT_OK;
+}
+
+int32_t kr_qwen2_read(kr_qwen2 *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+                      float *logits) {
+  const int64_t most = all ? PIECE_ALL : PIECE;
+  const uint64_t row_bytes = (uint64_t)m->c.d * krait_dtype_bytes(m->w.dtype);
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
+  KR_TRY(get_room(m, m->lengths[slot] + n));
+  for (int64_t at = 0, L; at < n; at += L) {
+    L = n - at < most ? n - at : most;
+    KR_TRY(run(m, &(kr_qwen2_run){.B = 1, .L = L, .all = all, .with_rows = rows != NULL}, slot, NULL, ids + at,
+               rows ? (const char *)rows + (uint64_t)at * row_bytes : NULL,
+               all           ? logits + at * m->c.V
+               : at + L == n ? logits
+                             : NULL,
+               NULL));
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_qwen2_step(kr_qwen2 *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
+  KR_CHECK(B >= 1 && B <= MOST_STEP, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B,
+           MOST_STEP);
+  for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
+  return run(m, &(kr_qwen2_run){.B = B, .L = 1, .is_step = 1}, 0, slots, ids, NULL, logits, best);
+}
+
+int32_t kr_qwen2_step_again(kr_qwen2 *m) {
+  const kr_qwen2_graph *latest = m->graphs;
+  for (int i = 1; i < MOST_GRAPHS; i++)
+    if (m->graphs[i].used > latest->used) latest = &m->graphs[i];
+  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
+  return kr_runner_run(latest->runner, NULL);
+}
+
+/* ---- states ---- */
+
+/* Stored as the weights' type, seen as float32. fn fills host in, or takes it. */
+static int32_t move_one(kr_qwen2 *m, const char *kind, int64_t i, char *at, int64_t n_tokens, kr_qwen2_state_fn fn,
+                        void *user, int is_out) {
+  const int64_t shape[] = {n_tokens, m->c.Hk, m->c.D}, n = shape[0] * shape[1] * shape[2];
+  const uint64_t bytes = (uint64_t)n_tokens * token_bytes(m);
+  char name[32];
+  float *host = kr_alloc_array(2 * (size_t)n + 1, sizeof *host);
+  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for %lld tokens' keys", (long long)n_tokens);
+  const krait_view stored = {.data = host + n, .dtype = m->w.dtype};
+  snprintf(name, sizeof name, "%s.%lld", kind, (long long)i);
+  int32_t status = is_out ? kr_block_read(m->ctx, stored.data, at, bytes) : KRAIT_OK;
+  for (int64_t k = 0; is_out && k < n; k++) host[k] = (float)kr_get(&stored, k);
+  if (status >= 0) status = fn(user, name, 3, shape, host);
+  for (int64_t k = 0; !is_out && status >= 0 && k < n; k++) kr_put(&stored, k, (double)host[k]);
+  if (status >= 0 && !is_out) status = kr_block_put(m->ctx, at, stored.data, bytes);
+  if (status >= 0 && !is_out) status = kr_qwen2_wait(m);
+  kr_free(host);
+  return status;
+}
+
+static int32_t move_states(kr_qwen2 *m, int64_t slot, kr_qwen2_state_fn fn, void *user, int is_out) {
+  const uint64_t row = (uint64_t)(slot * m->room) * token_bytes(m);
+  for (int64_t i = 0; i < m->c.n_layers; i++) {
+    KR_TRY(move_one(m, "keys", i, m->keys[i] + row, m->lengths[slot], fn, user, is_out));
+    KR_TRY(move_one(m, "values", i, m->values[i] + row, m->lengths[slot], fn, user, is_out));
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_qwen2_states_out(kr_qwen2 *m, int64_t slot, kr_qwen2_state_fn take, void *user) {
+  KR_TRY(check_slot(m, slot));
+  return move_states(m, slot, take, user, 1);
+}
+
+int32_t kr_qwen2_states_in(kr_qwen2 *m, int64_t slot, int64_t n_tokens, kr_qwen2_state_fn give, void *user) {
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(n_tokens >= 1 && n_tokens <= INT32_MAX / 2, KRAIT_ERR_ARGUMENT, "a text of %lld tokens",
+           (long long)n_tokens);
+  KR_TRY(get_room(m, n_tokens));
+  m->lengths[slot] = (int32_t)n_tokens;
+  return move_states(m, slot, give, user, 0);
+}

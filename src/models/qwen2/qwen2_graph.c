@@ -1,0 +1,205 @@
+/* qwen2_graph.c: the model as calls of a graph, for B sequences of one token or for L tokens of one. Rows are tokens.
+ */
+#include <stdio.h>
+
+#include "alloc.h"
+#include "op_list.h"
+#include "qwen2.h"
+#include "status.h"
+
+typedef struct builder {
+  kr_graph *g;
+  const kr_qwen2_config *c;
+  const kr_qwen2_weights *w;
+  int64_t i, R; /* layer; rows: tokens of this run */
+  kr_qwen2_graph *to;
+} builder;
+
+static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+static kr_tensor new_rows(const builder *b, int64_t columns) {
+  return kr_graph_temp(b->g, b->w->dtype, KR_DIMS(b->R, columns));
+}
+
+static kr_tensor weight(const builder *b, const char *name, const kr_placed *t, kr_dims dims) {
+  char full[64];
+  snprintf(full, sizeof full, "%lld.%s", (long long)b->i, name);
+  return t->data ? kr_graph_weight(b->g, full, t->dtype, dims, t->data) : 0;
+}
+
+static krait_view transposed(const builder *b, kr_tensor matrix) {
+  return view(b, kr_graph_permute(b->g, matrix, (int[]){1, 0}));
+}
+
+/* Rows times a weight stored (N outputs, K inputs). */
+static void project(const builder *b, const char *name, kr_tensor rows, const kr_placed *w, int64_t N, int64_t K,
+                    kr_tensor bias, kr_tensor out) {
+  kr_graph_call(b->g, name, &kr_op_gemm,
+                &(krait_gemm_args){.A = view(b, rows),
+                                   .Bmat = transposed(b, weight(b, name, w, KR_DIMS(N, K))),
+                                   .bias = view(b, bias),
+                                   .out = view(b, out)});
+}
+
+/* The residual stream is float32; it takes h in, and its norm goes on. The first h is the stream's beginning. */
+static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, const kr_placed *w) {
+  const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->R, b->c->d)), out = new_rows(b, b->c->d);
+  kr_graph_call(b->g, name, &kr_op_add_norm,
+                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                       .eps = b->c->eps,
+                                       .x = view(b, h),
+                                       .residual = view(b, *stream),
+                                       .weight = view(b, weight(b, name, w, KR_DIMS(b->c->d))),
+                                       .out = view(b, out),
+                                       .residual_out = view(b, sum)});
+  *stream = sum;
+  return out;
+}
+
+/* Queries, keys and values side by side: one product where their matrices lie one behind the other. */
+static kr_tensor project_heads(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
+  static const char *const names[] = {"q", "k", "v"}, *const biases[] = {"q_bias", "k_bias", "v_bias"};
+  const int64_t sizes[] = {b->c->H * b->c->D, b->c->Hk * b->c->D, b->c->Hk * b->c->D},
+                all = sizes[0] + sizes[1] + sizes[2];
+  const kr_tensor out = new_rows(b, all);
+  if (b->w->is_joined) {
+    project(b, "qkv", x, &l->qkv[0], all, b->c->d, weight(b, "qkv_bias", &l->qkv_bias[0], KR_DIMS(all)), out);
+    return out;
+  }
+  for (int64_t j = 0, from = 0; j < 3; from += sizes[j++])
+    project(b, names[j], x, &l->qkv[j], sizes[j], b->c->d, weight(b, biases[j], &l->qkv_bias[j], KR_DIMS(sizes[j])),
+            kr_graph_slice(b->g, out, 1, from, sizes[j]));
+  return out;
+}
+
+/* Columns of rows as heads: (B,L,H,D), where B or L is 1. */
+static kr_tensor as_heads(const builder *b, kr_tensor rows, int64_t from, int64_t H) {
+  const kr_qwen2_run *run = &b->to->run;
+  return kr_graph_reshape(b->g, kr_graph_slice(b->g, rows, 1, from * b->c->D, H * b->c->D),
+                          KR_DIMS(run->B, run->L, H, b->c->D));
+}
+
+static kr_tensor attend(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
+  const kr_qwen2_config *c = b->c;
+  const kr_qwen2_run *run = &b->to->run;
+  const kr_tensor qkv = project_heads(b, l, x), y = new_rows(b, c->H * c->D), h = new_rows(b, c->d),
+                  used = kr_graph_temp(b->g, KRAIT_I32, KR_DIMS(run->B));
+  const kr_tensor q = kr_graph_temp(b->g, b->w->dtype, KR_DIMS(run->B, run->L, c->H, c->D)), keys = b->to->keys[b->i],
+                  values = b->to->values[b->i];
+  const krait_view cos = view(b, b->to->cos), sin = view(b, b->to->sin), lengths = view(b, b->to->lengths),
+                   slots = view(b, b->to->slots);
+  kr_graph_call(
+      b->g, "rotary", &kr_op_rotary,
+      &(krait_rotary_args){
+          .x = view(b, as_heads(b, qkv, 0, c->H)), .cos = cos, .sin = sin, .offsets = lengths, .out = view(b, q)});
+  kr_graph_call(b->g, "append", &kr_op_attention_append,
+                &(krait_attention_append_args){.k = view(b, as_heads(b, qkv, c->H, c->Hk)),
+                                               .v = view(b, as_heads(b, qkv, c->H + c->Hk, c->Hk)),
+                                               .cos = cos,
+                                               .sin = sin,
+                                               .cache_seqlens = lengths,
+                                               .cache_batch_idx = slots,
+                                               .k_cache = view(b, keys),
+                                               .v_cache = view(b, values),
+                                               .seqused = view(b, used)});
+  kr_graph_call(
+      b->g, "attention", &kr_op_attention,
+      &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                              .q = view(b, q),
+                              .k = view(b, keys),
+                              .v = view(b, values),
+                              .seqused_k = view(b, used),
+                              .cache_batch_idx = slots,
+                              .out = view(b, kr_graph_reshape(b->g, y, KR_DIMS(run->B, run->L, c->H, c->D)))});
+  project(b, "o", y, &l->o, c->d, c->H * c->D, 0, h);
+  return h;
+}
+
+static kr_tensor feed_forward(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
+  const kr_qwen2_config *c = b->c;
+  const kr_tensor hidden = new_rows(b, c->F), h = new_rows(b, c->d),
+                  gate = weight(b, "gate", &l->gate_up[0], KR_DIMS(c->F, c->d)),
+                  up = weight(b, "up", &l->gate_up[1], KR_DIMS(c->F, c->d));
+  kr_graph_call(b->g, "gate_up", &kr_op_gemm,
+                &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
+                                   .A = view(b, x),
+                                   .Bmat = transposed(b, gate),
+                                   .B2 = transposed(b, up),
+                                   .out = view(b, hidden)});
+  project(b, "down", hidden, &l->down, c->d, c->F, 0, h);
+  return h;
+}
+
+/* ---- the whole ---- */
+
+static kr_tensor embed(const builder *b) {
+  const kr_qwen2_config *c = b->c;
+  const kr_tensor table = kr_graph_weight(b->g, "embedding", b->w->embedding.dtype, KR_DIMS(c->V, c->d),
+                                          b->w->embedding.data),
+                  x = new_rows(b, c->d);
+  kr_graph_call(b->g, "embedding", &kr_op_gather_rows,
+                &(krait_gather_rows_args){.table = view(b, table), .index = view(b, b->to->ids), .out = view(b, x)});
+  if (b->to->rows)
+    kr_graph_pointwise(b->g, "rows", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, x, b->to->rows, x);
+  return x;
+}
+
+static void record_inputs(const builder *b, int64_t n_slots, int64_t room) {
+  const kr_qwen2_config *c = b->c;
+  kr_qwen2_graph *to = b->to;
+  char name[32];
+  to->ids = kr_graph_input(b->g, "ids", KRAIT_I32, KR_DIMS(b->R));
+  if (to->run.with_rows) to->rows = kr_graph_input(b->g, "rows", b->w->dtype, KR_DIMS(b->R, c->d));
+  if (to->run.is_step) to->slots = kr_graph_input(b->g, "slots", KRAIT_I32, KR_DIMS(b->R));
+  to->lengths = kr_graph_input(b->g, "lengths", KRAIT_I32, KR_DIMS(to->run.B));
+  to->cos = kr_graph_input(b->g, "cos", KRAIT_F32, KR_DIMS(room, c->D / 2));
+  to->sin = kr_graph_input(b->g, "sin", KRAIT_F32, KR_DIMS(room, c->D / 2));
+  for (int64_t i = 0; i < 2 * c->n_layers; i++) {
+    snprintf(name, sizeof name, "%s.%lld", i < c->n_layers ? "keys" : "values", (long long)(i % c->n_layers));
+    to->keys[i] = kr_graph_output(b->g, name, b->w->dtype, KR_DIMS(to->run.is_step ? n_slots : 1, room, c->Hk, c->D));
+  }
+}
+
+static void record(builder *b, int64_t n_slots, int64_t room) {
+  const kr_qwen2_config *c = b->c;
+  kr_qwen2_graph *to = b->to;
+  kr_tensor stream = 0;
+  record_inputs(b, n_slots, room);
+  kr_tensor h = embed(b);
+  for (b->i = 0; b->i < c->n_layers; b->i++) {
+    const kr_qwen2_layer *l = &b->w->layers[b->i];
+    h = attend(b, l, add_norm(b, "norm", h, &stream, &l->norm));
+    h = feed_forward(b, l, add_norm(b, "norm2", h, &stream, &l->norm2));
+  }
+  if (!to->run.is_step && !to->run.all) { /* of the last token */
+    h = kr_graph_slice(b->g, h, 0, b->R - 1, 1);
+    stream = kr_graph_slice(b->g, stream, 0, b->R - 1, 1);
+    b->R = 1;
+  }
+  to->logits = kr_graph_output(b->g, "logits", KRAIT_F32, KR_DIMS(b->R, c->V));
+  project(b, "head", add_norm(b, "norm", h, &stream, &b->w->norm), &b->w->head, c->V, c->d, 0, to->logits);
+  if (!to->run.is_step) return;
+  to->best = kr_graph_output(b->g, "best", KRAIT_I32, KR_DIMS(b->R));
+  kr_graph_call(b->g, "best", &kr_op_argmax_rows,
+                &(krait_argmax_rows_args){.x = view(b, kr_graph_slice(b->g, to->logits, 1, 0, c->n_used)),
+                                          .out = view(b, to->best)});
+}
+
+int32_t kr_qwen2_graph_open(const krait_ctx *ctx, const kr_qwen2_config *c, const kr_qwen2_weights *w,
+                            const kr_qwen2_run *run, int64_t n_slots, int64_t room, kr_qwen2_graph *to) {
+  *to = (kr_qwen2_graph){.run = *run, .keys = kr_alloc_array(2 * (size_t)c->n_layers, sizeof *to->keys)};
+  if (to->keys) to->values = to->keys + c->n_layers;
+  int32_t status = to->keys ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  builder b = {.g = to->g, .c = c, .w = w, .R = run->B * run->L, .to = to};
+  if (status >= 0) record(&b, n_slots, room);
+  if (status >= 0) status = kr_graph_plan(to->g, ctx, 0);
+  if (status >= 0) status = kr_runner_open(to->g, &to->runner);
+  if (status < 0) kr_qwen2_graph_close(to);
+  return status;
+}
+
+void kr_qwen2_graph_close(kr_qwen2_graph *graph) {
+  kr_runner_close(&graph->runner);
+  kr_graph_close(&graph->g);
+  kr_free(graph->keys);
+  *graph = (kr_qwen2_graph){0};
+}

@@ -1,0 +1,231 @@
+/* seedvr.c: SeedVR towards the rest: its kr_model_kind, and verification of every sample of a golden file. */
+#include "seedvr.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "model_kind.h"
+#include "status.h"
+
+typedef struct seedvr {
+  const krait_ctx *ctx;
+  kr_seedvr_config c;
+  kr_seedvr_weights w;
+} seedvr;
+
+static int takes(const char *model) { return strncmp(model, "seedvr_", 7) == 0; }
+
+static void close_model(void **handle) {
+  seedvr *m = *handle;
+  *handle = NULL;
+  kr_seedvr_weights_close(m->ctx, &m->w);
+  kr_free(m);
+}
+
+static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **handle) {
+  kr_seedvr_config c;
+  (void)precision; /* float32 */
+  KR_TRY(kr_seedvr_config_read(model, config, &c));
+  seedvr *m = *handle = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  m->ctx = ctx, m->c = c;
+  const int32_t status = kr_seedvr_weights_open(ctx, &m->c, weights, KRAIT_F32, &m->w);
+  if (status < 0) close_model(handle);
+  return status;
+}
+
+/* A session has nothing of its own: graphs are made for each sample. */
+static int32_t open_session(const void *impl, void **timeline) {
+  *timeline = (void *)impl;
+  return KRAIT_OK;
+}
+static void close_session(void **timeline) { *timeline = NULL; }
+
+/* ---- a sample: host memory in, host memory out ---- */
+
+typedef struct sample {
+  const float *vid, *txt; /* (t h w, vid_in), (n, txt_in) */
+  int64_t size[3], n;     /* latents; text */
+  float timestep;
+} sample;
+
+/* Patches' values side by side, row by row, channels innermost; which is also how they come out. */
+static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents, int is_back) {
+  const int64_t ph = c->patch[1], pw = c->patch[2], H = size[1] / ph, W = size[2] / pw;
+  for (int64_t i = 0; i < size[0] * H * W; i++)
+    for (int64_t k = 0; k < ph; k++) {
+      float *row = patches + (i * ph + k) * pw * channels, *at = latents + ((i / (H * W) * size[1] + i / W % H * ph + k) * size[2] + i % W * pw) * channels;
+      memcpy(is_back ? at : row, is_back ? row : at, (size_t)(pw * channels) * sizeof *row);
+    }
+}
+
+static void fill_sinusoids(float timestep, float *values) {
+  const int half = KR_SEEDVR_SINUSOIDS / 2;
+  for (int j = 0; j < half; j++) {
+    const double angle = (double)timestep * exp(-log(10000) * j / half);
+    values[j] = (float)sin(angle), values[half + j] = (float)cos(angle);
+  }
+}
+
+/* n floats of host memory where the context computes, bound to t. */
+static int32_t bind(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
+  const size_t bytes = (size_t)n * sizeof *from;
+  *at = NULL;
+  if (m->ctx->cuda) KR_TRY(kr_cuda_alloc(m->ctx->cuda, bytes, at));
+  else *at = kr_alloc(bytes);
+  KR_CHECK(*at, KRAIT_ERR_NO_MEMORY, "no memory for a sample");
+  if (from && m->ctx->cuda) KR_TRY(kr_cuda_copy_in(m->ctx->cuda, *at, from, bytes, NULL));
+  else if (from) memcpy(*at, from, bytes);
+  return kr_runner_bind(g->runner, t, *at);
+}
+
+static void free_block(const seedvr *m, void *at) {
+  if (at && m->ctx->cuda) kr_cuda_free(m->ctx->cuda, at);
+  else kr_free(at);
+}
+
+static int32_t fetch(const seedvr *m, const void *at, float *to, int64_t n) {
+  if (!m->ctx->cuda) {
+    memcpy(to, at, (size_t)n * sizeof *to);
+    return KRAIT_OK;
+  }
+  KR_TRY(kr_cuda_copy_out(m->ctx->cuda, to, at, (size_t)n * sizeof *to, NULL));
+  return kr_cuda_wait(m->ctx->cuda, NULL);
+}
+
+/* All outputs of one sample, compared with their rows of the recorded tensors. */
+typedef struct check {
+  const seedvr *m;
+  const kr_weights *golden;
+  kr_seedvr_graph g;
+  int64_t i;         /* sample */
+  float *got[KR_SEEDVR_MOST_TAPS + 1]; /* of all samples behind each other; the last: vid_out */
+  int64_t used[KR_SEEDVR_MOST_TAPS + 1], room[KR_SEEDVR_MOST_TAPS + 1];
+  char name[KR_SEEDVR_MOST_TAPS + 1][32];
+} check;
+
+static int32_t room_for(check *c, int which, const char *name, int64_t n, float **to) {
+  if (!c->got[which]) {
+    char key[64];
+    snprintf(c->name[which], sizeof c->name[which], "%s", name);
+    snprintf(key, sizeof key, "golden.%s", name);
+    const kr_weight *item = kr_weights_find(c->golden, key);
+    c->room[which] = item && item->dtype == KRAIT_F32 ? (int64_t)(item->bytes / sizeof(float)) : 0;
+    c->got[which] = kr_alloc_array((size_t)c->room[which] + 1, sizeof(float));
+    KR_CHECK(c->got[which], KRAIT_ERR_NO_MEMORY, "no memory for outputs");
+  }
+  *to = c->room[which] ? c->got[which] + c->used[which] : NULL; /* not recorded: not compared */
+  KR_CHECK(!c->room[which] || c->used[which] + n <= c->room[which], KRAIT_ERR_WEIGHTS, "golden.%s has fewer rows than the samples", name);
+  c->used[which] += n;
+  return KRAIT_OK;
+}
+
+static int32_t take_outputs(check *c, const sample *s, float *patches) {
+  const kr_seedvr_config *config = &c->m->c;
+  const int64_t n = s->size[0] * s->size[1] * s->size[2] * config->vid_out;
+  float *to;
+  for (int i = 0; i < c->g.n_taps; i++) {
+    KR_TRY(room_for(c, i, c->g.taps[i].name, c->g.taps[i].n, &to));
+    if (to) KR_TRY(fetch(c->m, c->g.taps[i].at, to, c->g.taps[i].n));
+  }
+  KR_TRY(room_for(c, KR_SEEDVR_MOST_TAPS, "vid_out", n, &to));
+  if (!to) return KRAIT_OK;
+  KR_TRY(fetch(c->m, kr_runner_at(c->g.runner, c->g.out), patches, n));
+  cut(config, s->size, config->vid_out, patches, to, 1);
+  return KRAIT_OK;
+}
+
+static int32_t run_bound(check *c, const sample *s, float *patches, void *blocks[]) {
+  const kr_seedvr_config *config = &c->m->c;
+  const int64_t T = c->g.T, area = config->patch[1] * config->patch[2];
+  float sinusoids[KR_SEEDVR_SINUSOIDS];
+  fill_sinusoids(s->timestep, sinusoids);
+  cut(config, s->size, config->vid_in, patches, (float *)s->vid, 0);
+  KR_TRY(bind(c->m, &c->g, c->g.patches, patches, T * area * config->vid_in, &blocks[0]));
+  KR_TRY(bind(c->m, &c->g, c->g.text, s->txt, s->n * config->txt_in, &blocks[1]));
+  KR_TRY(bind(c->m, &c->g, c->g.sinusoids, sinusoids, KR_SEEDVR_SINUSOIDS, &blocks[2]));
+  KR_TRY(bind(c->m, &c->g, c->g.out, NULL, T * area * config->vid_out, &blocks[3]));
+  for (int i = 0; i < c->g.n_taps; i++) {
+    KR_TRY(bind(c->m, &c->g, c->g.taps[i].tensor, NULL, c->g.taps[i].n, &blocks[4 + i]));
+    c->g.taps[i].at = blocks[4 + i];
+  }
+  KR_TRY(kr_runner_run(c->g.runner, NULL));
+  return take_outputs(c, s, patches);
+}
+
+static int32_t run_sample(check *c, const sample *s) {
+  const kr_seedvr_config *config = &c->m->c;
+  void *blocks[4 + KR_SEEDVR_MOST_TAPS] = {NULL};
+  KR_CHECK(s->size[1] % config->patch[1] == 0 && s->size[2] % config->patch[2] == 0, KRAIT_ERR_WEIGHTS, "golden.vid_shape: sample %lld is no whole number of patches", (long long)c->i);
+  c->g = (kr_seedvr_graph){.size = {s->size[0], s->size[1] / config->patch[1], s->size[2] / config->patch[2]}, .n_text = s->n, .with_taps = 1};
+  KR_TRY(kr_seedvr_graph_open(c->m->ctx, config, &c->m->w, &c->g));
+  const int64_t widest = config->vid_in > config->vid_out ? config->vid_in : config->vid_out;
+  float *patches = kr_alloc_array((size_t)(s->size[0] * s->size[1] * s->size[2] * widest), sizeof *patches);
+  int32_t status = patches ? run_bound(c, s, patches, blocks) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a sample");
+  for (int i = 0; i < 4 + c->g.n_taps; i++) free_block(c->m, blocks[i]);
+  kr_seedvr_graph_close(&c->g);
+  kr_free(patches);
+  return status;
+}
+
+/* Shapes of the samples: (B, n) int32, each 1 to 65536. */
+static int32_t take_shapes(const kr_weights *golden, const char *key, int64_t n, int64_t *B, const int32_t **shapes) {
+  const kr_weight *item = kr_weights_find(golden, key);
+  KR_CHECK(item && item->dtype == KRAIT_I32 && item->n_dims == 2 && item->shape[1] == n && item->shape[0] >= 1 && (*B == 0 || *B == item->shape[0]), KRAIT_ERR_WEIGHTS,
+           "the golden file has no %s of shape (samples, %lld), int32", key, (long long)n);
+  *B = item->shape[0], *shapes = item->data;
+  for (int64_t i = 0; i < *B * n; i++)
+    KR_CHECK((*shapes)[i] >= 1 && (*shapes)[i] <= 1 << 16, KRAIT_ERR_WEIGHTS, "%s: %d is not within 1 to 65536", key, (*shapes)[i]);
+  return KRAIT_OK;
+}
+
+static int64_t total_of(const int32_t *shapes, int64_t B, int64_t n) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < B; i++) {
+    int64_t product = 1;
+    for (int64_t k = 0; k < n; k++) product *= shapes[i * n + k];
+    total += product;
+  }
+  return total;
+}
+
+static int32_t run_samples(check *c) {
+  const kr_seedvr_config *config = &c->m->c;
+  const float *vid, *txt, *timestep;
+  const int32_t *vid_shape, *txt_shape;
+  int64_t B = 0;
+  KR_TRY(take_shapes(c->golden, "golden.vid_shape", 3, &B, &vid_shape));
+  KR_TRY(take_shapes(c->golden, "golden.txt_shape", 1, &B, &txt_shape));
+  KR_TRY(kr_weights_take_f32(c->golden, "golden.vid", 2, (int64_t[]){total_of(vid_shape, B, 3), config->vid_in}, &vid));
+  KR_TRY(kr_weights_take_f32(c->golden, "golden.txt", 2, (int64_t[]){total_of(txt_shape, B, 1), config->txt_in}, &txt));
+  KR_TRY(kr_weights_take_f32(c->golden, "golden.timestep", 1, &B, &timestep));
+  for (c->i = 0; c->i < B; c->i++) {
+    const int32_t *size = vid_shape + 3 * c->i;
+    const sample s = {vid, txt, {size[0], size[1], size[2]}, txt_shape[c->i], timestep[c->i]};
+    KR_TRY(run_sample(c, &s));
+    vid += s.size[0] * s.size[1] * s.size[2] * config->vid_in, txt += s.n * config->txt_in;
+  }
+  return KRAIT_OK;
+}
+
+static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+  check *c = kr_zalloc(sizeof *c);
+  KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for outputs");
+  c->m = timeline, c->golden = golden;
+  int32_t status = run_samples(c);
+  for (int i = 0; i <= KR_SEEDVR_MOST_TAPS; i++) {
+    char key[64];
+    snprintf(key, sizeof key, "golden.%s", c->name[i]);
+    const kr_weight *item = c->room[i] ? kr_weights_find(golden, key) : NULL;
+    if (status >= 0 && item && c->used[i] != c->room[i]) status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples give %lld", key, (long long)c->room[i], (long long)c->used[i]);
+    if (status >= 0 && item) kr_verify_add(c->name[i], c->got[i], item->data, c->used[i], rows, n_rows, n_filled);
+    kr_free(c->got[i]);
+  }
+  kr_free(c);
+  return status;
+}
+
+const kr_model_kind kr_model_seedvr = {"seedvr", takes, open_model, close_model, open_session, close_session, NULL, verify};

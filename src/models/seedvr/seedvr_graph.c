@@ -1,0 +1,356 @@
+/* seedvr_graph.c: the model as calls of a graph, for one sample of one shape. Rows are tokens: the video's in raster order, then the text's. */
+#include <stdio.h>
+
+#include "ctx.h"
+#include "op_list.h"
+#include "seedvr.h"
+#include "status.h"
+
+/* Tensors of a layout. */
+typedef struct places {
+  kr_tensor to_packed, video_at, text_at, starts, cos, sin;
+} places;
+
+typedef struct builder {
+  kr_graph *g;
+  const kr_seedvr_config *c;
+  const kr_seedvr_weights *w;
+  kr_seedvr_graph *to;
+  int32_t dtype;
+  int64_t T, n, rows; /* video tokens, text tokens, both */
+  int64_t i;          /* layer; -1: none */
+  kr_tensor emb;      /* (6,C), a view */
+  places of[KR_SEEDVR_PARTITIONS];
+} builder;
+
+/* A part of the stream and what it goes through. */
+typedef struct part {
+  const kr_seedvr_part *w;
+  int64_t from, n;
+  kr_tensor mods; /* (6,C) */
+  char tag;       /* of names */
+} part;
+
+static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+static kr_tensor temp(const builder *b, int64_t rows, int64_t columns) { return kr_graph_temp(b->g, b->dtype, KR_DIMS(rows, columns)); }
+static kr_tensor rows_of(const builder *b, kr_tensor t, const part *p) { return kr_graph_slice(b->g, t, 0, p->from, p->n); }
+
+static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t dtype, kr_dims dims, const void *data) {
+  char full[64];
+  snprintf(full, sizeof full, b->i < 0 ? "%.0lld%s" : "%lld.%s.%c", b->i < 0 ? 0 : (long long)b->i, name, tag);
+  return data ? kr_graph_weight(b->g, full, dtype, dims, data) : 0;
+}
+#define WEIGHT(p, name, ...) weight_as(b, #name, (p)->tag, b->dtype, KR_DIMS(__VA_ARGS__), (p)->w->name)
+#define END(name, ...) weight_as(b, #name, 0, b->dtype, KR_DIMS(__VA_ARGS__), b->w->name)
+
+/* act(rows times a weight (columns, inputs) + bias) + residual. */
+static void project(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor residual, kr_tensor out) {
+  const kr_dims from = kr_graph_dims(b->g, rows), to = kr_graph_dims(b->g, out);
+  b->to->flops += 2 * (double)from.size[0] * (double)from.size[1] * (double)to.size[1];
+  kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.activation = activation, .A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})), .bias = view(b, bias),
+                .residual = view(b, residual), .out = view(b, out)});
+}
+
+static void combine(const builder *b, const char *name, int is_product, kr_tensor x, kr_tensor y, kr_tensor out) {
+  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.call.flags = is_product ? KRAIT_POINTWISE_PRODUCT : 0, .x_scale = 1, .y_scale = 1}, x, y, out);
+}
+
+/* What a golden file holds comes out as float32 too. */
+static void tap(const builder *b, const char *name, kr_tensor t) {
+  kr_seedvr_graph *to = b->to;
+  if (!to->with_taps || to->n_taps == KR_SEEDVR_MOST_TAPS) return;
+  const kr_dims dims = kr_graph_dims(b->g, t);
+  kr_seedvr_tap *made = &to->taps[to->n_taps++];
+  snprintf(made->name, sizeof made->name, "%s", name);
+  made->tensor = kr_graph_output(b->g, name, KRAIT_F32, dims);
+  made->n = 1;
+  for (int d = 0; d < dims.n; d++) made->n *= dims.size[d];
+  combine(b, name, 0, t, 0, made->tensor);
+}
+/* The same of both streams: name is what stands before vid and txt. */
+static void tap_rows(const builder *b, const char *name, kr_tensor t) {
+  char full[32];
+  snprintf(full, sizeof full, "%svid", name);
+  tap(b, full, kr_graph_slice(b->g, t, 0, 0, b->T));
+  snprintf(full, sizeof full, "%stxt", name);
+  tap(b, full, kr_graph_slice(b->g, t, 0, b->T, b->n));
+}
+
+/* ---- modulation ---- */
+
+/* Row k of the modulation, as a vector. */
+static kr_tensor mod_of(const builder *b, const part *p, int k) { return p->mods ? kr_graph_reshape(b->g, kr_graph_slice(b->g, p->mods, 0, k, 1), KR_DIMS(b->c->C)) : 0; }
+
+/* The modulated norm: which is 0 before attention, 1 before the mlp. */
+static void norm_rows(const builder *b, const char *name, const part *p, int which, kr_tensor x, kr_tensor out) {
+  kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = b->c->eps, .x = view(b, rows_of(b, x, p)), .weight = view(b, mod_of(b, p, 3 * which + 1)),
+                .bias = view(b, mod_of(b, p, 3 * which)), .out = view(b, rows_of(b, out, p))});
+}
+
+/* x + gate (rows w' + bias): the gate scales the rows of w. */
+static void project_gated(const builder *b, const char *name, const part *p, int which, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor x, kr_tensor out) {
+  const kr_dims dims = kr_graph_dims(b->g, w);
+  const kr_tensor gate = mod_of(b, p, 3 * which + 2);
+  if (gate) {
+    const kr_tensor gated = kr_graph_temp(b->g, b->dtype, dims), gated_bias = bias ? kr_graph_temp(b->g, b->dtype, KR_DIMS(dims.size[0])) : 0;
+    combine(b, "gate", 1, w, kr_graph_spread(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims), gated);
+    if (bias) combine(b, "gate_bias", 1, bias, gate, gated_bias);
+    w = gated, bias = gated_bias;
+  }
+  project(b, name, KRAIT_ACT_NONE, rows, w, bias, rows_of(b, x, p), rows_of(b, out, p));
+}
+
+/* ---- attention ---- */
+
+/* Rows as heads: one packed row of sequences. */
+static kr_tensor as_heads(const builder *b, kr_tensor t) { return kr_graph_reshape(b->g, t, KR_DIMS(1, kr_graph_dims(b->g, t).size[0], b->c->H, b->c->D)); }
+
+/* The k-th third of proj_qkv of all rows. */
+static kr_tensor project_third(const builder *b, const char *name, const part *parts, int n_parts, int k, kr_tensor x) {
+  const int64_t inner = b->c->H * b->c->D;
+  const kr_tensor out = temp(b, b->rows, inner);
+  for (int i = 0; i < n_parts; i++)
+    project(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]), kr_graph_slice(b->g, WEIGHT(&parts[i], qkv, 3 * inner, b->c->C), 0, k * inner, inner), 0, 0, rows_of(b, out, &parts[i]));
+  return out;
+}
+
+/* Queries or keys: normed over the head and turned, where they are. */
+static void norm_and_turn(const builder *b, const char *name, const part *parts, int n_parts, int is_key, kr_tensor t) {
+  const int64_t H = b->c->H, D = b->c->D;
+  const kr_seedvr_layout *layout = &b->to->layout[b->c->is_shifted[b->i]];
+  const places *at = &b->of[b->c->is_shifted[b->i]];
+  for (int i = 0; i < n_parts; i++) {
+    const kr_tensor heads = kr_graph_reshape(b->g, rows_of(b, t, &parts[i]), KR_DIMS(parts[i].n * H, D)), w = is_key ? WEIGHT(&parts[i], norm_k, D) : WEIGHT(&parts[i], norm_q, D);
+    kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = b->c->eps, .x = view(b, heads), .weight = view(b, w), .out = view(b, heads)});
+  }
+  const kr_tensor turned = as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
+  kr_graph_call(b->g, "rotary", &kr_op_rotary, &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED, .x = view(b, turned), .cos = view(b, at->cos), .sin = view(b, at->sin), .out = view(b, turned)});
+}
+
+static kr_tensor gather(const builder *b, const char *name, kr_tensor table, kr_tensor index, kr_tensor out) {
+  kr_graph_call(b->g, name, &kr_op_gather_rows, &(krait_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
+  return out;
+}
+
+/* From packed sequences back to rows: the video's where they were, the text's as means over the windows. */
+static kr_tensor unpack(const builder *b, kr_tensor packed) {
+  const int64_t inner = b->c->H * b->c->D, n = b->to->layout[b->c->is_shifted[b->i]].n_windows;
+  const places *at = &b->of[b->c->is_shifted[b->i]];
+  const kr_tensor out = temp(b, b->rows, inner);
+  gather(b, "video_back", packed, at->video_at, kr_graph_slice(b->g, out, 0, 0, b->T));
+  const kr_tensor copies = gather(b, "text_back", packed, at->text_at, temp(b, n * b->n, inner)), sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
+  kr_graph_call(b->g, "text_sum", &kr_op_sum_rows, &(krait_sum_rows_args){.x = view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))), .out = view(b, sum)});
+  kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n}, kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
+  return out;
+}
+
+static kr_tensor attend(const builder *b, const part *parts, int n_parts, kr_tensor x) {
+  const kr_seedvr_config *c = b->c;
+  const kr_seedvr_layout *layout = &b->to->layout[c->is_shifted[b->i]];
+  const places *at = &b->of[c->is_shifted[b->i]];
+  const kr_tensor q = project_third(b, "q", parts, n_parts, 0, x), k = project_third(b, "k", parts, n_parts, 1, x), v = project_third(b, "v", parts, n_parts, 2, x);
+  norm_and_turn(b, "norm_q", parts, n_parts, 0, q);
+  norm_and_turn(b, "norm_k", parts, n_parts, 1, k);
+  kr_tensor packed[3];
+  const kr_tensor from[] = {q, k, v};
+  for (int i = 0; i < 3; i++) packed[i] = gather(b, "pack", from[i], at->to_packed, temp(b, layout->n_packed, c->H * c->D));
+  if (b->i == 1) tap(b, "window_q1", packed[0]);
+  const kr_tensor out = temp(b, layout->n_packed, c->H * c->D);
+  kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.max_q = layout->longest, .max_k = layout->longest, .q = view(b, as_heads(b, packed[0])), .k = view(b, as_heads(b, packed[1])),
+                .v = view(b, as_heads(b, packed[2])), .cu_seqlens_q = view(b, at->starts), .cu_seqlens_k = view(b, at->starts), .out = view(b, as_heads(b, out))});
+  b->to->flops += 4 * layout->pairs * (double)(c->H * c->D);
+  return unpack(b, out);
+}
+
+/* ---- a block ---- */
+
+/* The parts of the stream, with their modulation. */
+static int divide(const builder *b, part parts[2]) {
+  const kr_seedvr_layer *l = &b->w->layers[b->i];
+  for (int i = 0; i < l->n_parts; i++) {
+    part *p = &parts[i];
+    *p = (part){.w = &l->part[i], .from = i ? b->T : 0, .n = l->n_parts == 1 ? b->rows : i ? b->n : b->T, .tag = l->n_parts == 1 ? 'a' : i ? 't' : 'v'};
+    if (!p->w->ada) continue;
+    p->mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(6, b->c->C));
+    combine(b, "modulation", 0, weight_as(b, "ada", p->tag, KRAIT_F32, KR_DIMS(6, b->c->C), p->w->ada), b->emb, p->mods);
+  }
+  return l->n_parts;
+}
+
+static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, kr_tensor out) {
+  const kr_seedvr_config *c = b->c;
+  const kr_tensor hidden = temp(b, p->n, c->F), in = WEIGHT(p, mlp_in, c->F, c->C);
+  if (c->is_3b) {
+    const kr_tensor gate = WEIGHT(p, mlp_gate, c->F, c->C);
+    kr_graph_call(b->g, "mlp_in", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = view(b, rows_of(b, normed, p)), .Bmat = view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
+                  .B2 = view(b, kr_graph_permute(b->g, in, (int[]){1, 0})), .out = view(b, hidden)});
+    b->to->flops += 4 * (double)p->n * (double)c->C * (double)c->F;
+  } else {
+    project(b, "mlp_in", KRAIT_ACT_GELU_TANH, rows_of(b, normed, p), in, WEIGHT(p, mlp_in_bias, c->F), 0, hidden);
+  }
+  project_gated(b, "mlp_out", p, 1, hidden, WEIGHT(p, mlp_out, c->C, c->F), WEIGHT(p, mlp_out_bias, c->C), x, out);
+}
+
+/* The text of the last block: neither modulated nor through the mlp; nothing reads it but who asks for it. */
+static void end_text(const builder *b, kr_tensor attended, kr_tensor out) {
+  const part text = {.from = b->T, .n = b->n};
+  kr_graph_pointwise(b->g, "text_end", (krait_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0, rows_of(b, out, &text));
+}
+
+/* Where the text ends, its rows are a part of their own from here on, without modulation. */
+static int divide_end(const builder *b, part parts[2], int n_parts) {
+  parts[1] = (part){.w = parts[n_parts - 1].w, .from = b->T, .n = b->n, .tag = parts[n_parts - 1].tag};
+  parts[0].n = b->T;
+  return 2;
+}
+
+static kr_tensor record_block(builder *b, kr_tensor x) {
+  const kr_seedvr_config *c = b->c;
+  char name[32];
+  part parts[2], ends[2];
+  const int n_parts = divide(b, parts), text_ends = b->w->layers[b->i].text_ends;
+  int n_ends = n_parts;
+  for (int i = 0; i < n_parts; i++) ends[i] = parts[i];
+  if (text_ends) n_ends = divide_end(b, ends, n_parts);
+  const kr_tensor normed = temp(b, b->rows, c->C), attended = temp(b, b->rows, c->C), normed2 = temp(b, b->rows, c->C), out = temp(b, b->rows, c->C);
+  for (int i = 0; i < n_ends; i++) norm_rows(b, "attn_norm", &ends[i], 0, x, normed);
+  if (b->i == 0) tap_rows(b, "attn0.in_", normed);
+  const kr_tensor y = attend(b, parts, n_parts, normed);
+  for (int i = 0; i < n_ends; i++) project_gated(b, "proj_out", &ends[i], 0, rows_of(b, y, &ends[i]), WEIGHT(&ends[i], out, c->C, c->H * c->D), WEIGHT(&ends[i], out_bias, c->C), x, attended);
+  for (int i = 0; i < (text_ends ? 1 : n_parts); i++) {
+    norm_rows(b, "mlp_norm", &ends[i], 1, attended, normed2);
+    mlp(b, &ends[i], normed2, attended, out);
+  }
+  if (text_ends) end_text(b, attended, out);
+  snprintf(name, sizeof name, "block%lld.", (long long)b->i);
+  tap_rows(b, name, out);
+  return out;
+}
+
+/* ---- the whole ---- */
+
+static kr_tensor embed_time(const builder *b) {
+  const int64_t C = b->c->C;
+  const kr_tensor first = temp(b, 1, C), second = temp(b, 1, C), emb = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, 6 * C));
+  project(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS), END(emb_in_bias, C), 0, first);
+  project(b, "emb_hid", KRAIT_ACT_SILU, first, END(emb_hid, C, C), END(emb_hid_bias, C), 0, second);
+  project(b, "emb_out", KRAIT_ACT_NONE, second, END(emb_out, 6 * C, C), END(emb_out_bias, 6 * C), 0, emb);
+  tap(b, "emb", emb);
+  return emb;
+}
+
+static kr_tensor embed_rows(const builder *b) {
+  const kr_seedvr_config *c = b->c;
+  const int64_t K = c->patch[1] * c->patch[2] * c->vid_in;
+  kr_seedvr_graph *to = b->to;
+  const kr_tensor x = temp(b, b->rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
+  to->patches = kr_graph_input(b->g, "patches", b->dtype, KR_DIMS(b->T, K));
+  to->text = kr_graph_input(b->g, "text", b->dtype, KR_DIMS(b->n, c->txt_in));
+  project(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0, kr_graph_slice(b->g, x, 0, 0, b->T));
+  if (b->w->txt_in) project(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0, text);
+  else combine(b, "txt_in", 0, to->text, 0, text);
+  tap(b, "vid_tokens", kr_graph_slice(b->g, x, 0, 0, b->T));
+  tap(b, "txt_tokens", text);
+  return x;
+}
+
+/* 3B: the modulation of the blocks' attention, with shift and scale of its own, and a norm with a weight. */
+static void record_out(const builder *b, kr_tensor x) {
+  const kr_seedvr_config *c = b->c;
+  const int64_t N = c->patch[1] * c->patch[2] * c->vid_out;
+  x = kr_graph_slice(b->g, x, 0, 0, b->T);
+  if (c->is_3b) {
+    const kr_tensor mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(2, c->C)), scale = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->C)), normed = temp(b, b->T, c->C);
+    combine(b, "out_mod", 0, weight_as(b, "out_ada", 0, KRAIT_F32, KR_DIMS(2, c->C), b->w->out_ada), kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
+    combine(b, "out_scale", 1, weight_as(b, "out_norm", 0, KRAIT_F32, KR_DIMS(1, c->C), b->w->out_norm), kr_graph_slice(b->g, mods, 0, 1, 1), scale);
+    kr_graph_call(b->g, "out_norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = c->eps, .x = view(b, x), .weight = view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
+                  .bias = view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))), .out = view(b, normed)});
+    x = normed;
+  }
+  b->to->out = kr_graph_output(b->g, "vid_out", KRAIT_F32, KR_DIMS(b->T, N));
+  project(b, "vid_out", KRAIT_ACT_NONE, x, END(vid_out, N, c->C), END(vid_out_bias, N), 0, b->to->out);
+}
+
+/* Tables lie where the context computes: at the same places within their block as on the host. */
+static kr_tensor table(const builder *b, const kr_seedvr_layout *l, const char *block, const char *name, const void *at, int32_t dtype, kr_dims dims) {
+  return kr_graph_weight(b->g, name, dtype, dims, block + ((const char *)at - (const char *)l->memory));
+}
+
+static void record_places(builder *b, int which, const char *block) {
+  const kr_seedvr_layout *l = &b->to->layout[which];
+  const int64_t R = 3 * b->w->n_freqs;
+  places *p = &b->of[which];
+  p->to_packed = table(b, l, block, "to_packed", l->to_packed, KRAIT_I32, KR_DIMS(l->n_packed));
+  p->video_at = table(b, l, block, "video_at", l->video_at, KRAIT_I32, KR_DIMS(b->T));
+  p->text_at = table(b, l, block, "text_at", l->text_at, KRAIT_I32, KR_DIMS(l->n_windows * b->n));
+  p->starts = table(b, l, block, "starts", l->starts, KRAIT_I32, KR_DIMS(l->n_windows + 1));
+  p->cos = table(b, l, block, "cos", l->cos, KRAIT_F32, KR_DIMS(l->n_turned, R));
+  p->sin = table(b, l, block, "sin", l->sin, KRAIT_F32, KR_DIMS(l->n_turned, R));
+}
+
+static void record(builder *b) {
+  kr_seedvr_graph *to = b->to;
+  const int64_t C = b->c->C;
+  kr_tensor x, emb;
+  if (to->blocks_only) {
+    x = to->rows = kr_graph_input(b->g, "rows", b->dtype, KR_DIMS(b->rows, C));
+    emb = to->emb = kr_graph_input(b->g, "emb", KRAIT_F32, KR_DIMS(1, 6 * C));
+  } else {
+    to->sinusoids = kr_graph_input(b->g, "sinusoids", b->dtype, KR_DIMS(1, KR_SEEDVR_SINUSOIDS));
+    emb = embed_time(b);
+    x = embed_rows(b);
+  }
+  b->emb = kr_graph_permute(b->g, kr_graph_reshape(b->g, emb, KR_DIMS(C, 6)), (int[]){1, 0});
+  for (b->i = 0; b->i < b->c->n_layers; b->i++) x = record_block(b, x);
+  b->i = -1;
+  if (!to->blocks_only) record_out(b, x);
+  else to->out = kr_graph_output(b->g, "rows_out", b->dtype, KR_DIMS(b->rows, C)), combine(b, "rows_out", 0, x, 0, to->out);
+}
+
+static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w, kr_seedvr_graph *to, const char *blocks[]) {
+  size_t bytes = 0;
+  for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
+    KR_TRY(kr_seedvr_layout_open(c, w->freqs, w->n_freqs, to->size, to->n_text, i, &to->layout[i]));
+    blocks[i] = to->layout[i].memory;
+    bytes += to->layout[i].bytes;
+  }
+  if (!ctx->cuda) return KRAIT_OK;
+  KR_TRY(kr_cuda_alloc(ctx->cuda, bytes, (void **)&to->tables));
+  for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
+    blocks[i] = to->tables + (i ? to->layout[0].bytes : 0);
+    KR_TRY(kr_cuda_copy_in(ctx->cuda, (char *)blocks[i], to->layout[i].memory, to->layout[i].bytes, NULL));
+  }
+  return kr_cuda_wait(ctx->cuda, NULL);
+}
+
+static int32_t open_graph(builder *b, const krait_ctx *ctx) {
+  const char *blocks[KR_SEEDVR_PARTITIONS];
+  kr_seedvr_graph *to = b->to;
+  KR_TRY(make_tables(ctx, b->c, b->w, to, blocks));
+  KR_TRY(kr_graph_open(&to->g));
+  b->g = to->g;
+  for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) record_places(b, i, blocks[i]);
+  record(b);
+  KR_TRY(kr_graph_plan(to->g, ctx, 0));
+  return kr_runner_open(to->g, &to->runner);
+}
+
+int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w, kr_seedvr_graph *to) {
+  const int64_t *s = to->size, most = INT32_MAX;
+  KR_CHECK(s[0] >= 1 && s[1] >= 1 && s[2] >= 1 && s[0] <= most / s[1] / s[2], KRAIT_ERR_SHAPE, "seedvr: a grid of %lld x %lld x %lld tokens is empty or too large", (long long)s[0], (long long)s[1],
+           (long long)s[2]);
+  KR_CHECK(to->n_text >= 1 && to->n_text <= 1 << 20, KRAIT_ERR_SHAPE, "seedvr: %lld text tokens, must be 1 to 2^20", (long long)to->n_text);
+  to->ctx = ctx, to->T = s[0] * s[1] * s[2];
+  builder b = {.c = c, .w = w, .to = to, .dtype = w->dtype, .T = to->T, .n = to->n_text, .rows = to->T + to->n_text, .i = -1};
+  const int32_t status = open_graph(&b, ctx);
+  if (status < 0) kr_seedvr_graph_close(to);
+  return status;
+}
+
+void kr_seedvr_graph_close(kr_seedvr_graph *to) {
+  if (to->runner) kr_runner_close(&to->runner);
+  if (to->g) kr_graph_close(&to->g);
+  if (to->tables) kr_cuda_free(to->ctx->cuda, to->tables);
+  for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) kr_seedvr_layout_close(&to->layout[i]);
+  *to = (kr_seedvr_graph){0};
+}

@@ -1,0 +1,279 @@
+/* describer.c: a film and a question to Mobile-VideoGPT: which files hold its parts, frames to rows, the prompt around
+ * them. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <krait/vision.h>
+
+#include "alloc.h"
+#include "clock.h"
+#include "ctx.h"
+#include "describer.h"
+#include "frames.h"
+#include "language/lm_parts.h"
+#include "pixels.h"
+#include "sized.h"
+#include "status.h"
+#include "videogpt.h"
+#include "videomamba/videomamba.h"
+
+static const char clip_prefix[] = "model.image_vision_tower.vision_tower.vision_model.",
+                  video_prefix[] = "model.vision_tower.vision_encoder.";
+
+struct krait_describer {
+  const krait_ctx *ctx;
+  krait_lm *lm;
+  kr_model_folder *clip_folder; /* NULL: CLIP is in the model's own */
+  kr_weights *video_weights;    /* NULL: the video tower is */
+  kr_videogpt *model;
+  kr_videomamba *video;
+  krait_film film;
+  char *label;          /* the film's path; NULL: there is none yet */
+  uint8_t *sheet;       /* (16, side, side, 3): the frames as CLIP sees them */
+  uint8_t *bytes;       /* of one frame */
+  float *images;        /* (16, 3, side, side), as CLIP takes them */
+  float *frames, *clip; /* (16, 3, side', side') as the video tower takes them; the chosen ones, (3, T, side', side') */
+  char *rows;           /* where the context computes: the prompt's rows, zero but for the film's */
+  int64_t n_rows;
+  kr_ids before, ids; /* the prompt up to the film; all of it */
+};
+
+/* ---- open and close ---- */
+
+static int32_t open_clip(krait_describer *d, const char *path, kr_videogpt_source *source) {
+  const kr_model_folder *folder = kr_lm_folder(d->lm);
+  char key[128];
+  snprintf(key, sizeof key, "%sembeddings.class_embedding", clip_prefix);
+  *source = (kr_videogpt_source){folder, folder, clip_prefix, kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)};
+  char *beside =
+      kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "clip-vit-base-patch16/config.json");
+  if (!beside) return KRAIT_OK;
+  beside[strlen(beside) - strlen("/config.json")] = 0;
+  const int32_t status = kr_model_folder_open(beside, &d->clip_folder);
+  kr_free(beside);
+  source->clip_folder = d->clip_folder, source->clip_prefix = "vision_model.";
+  return status;
+}
+
+static int32_t open_video(krait_describer *d, const char *path) {
+  const kr_model_folder *folder = kr_lm_folder(d->lm);
+  char key[128];
+  snprintf(key, sizeof key, "%scls_token", video_prefix);
+  char *beside =
+      kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "videomamba_m16_25M_f8_res224.pth");
+  if (!beside) return kr_videomamba_open_part(d->ctx, folder, video_prefix, &d->video);
+  int32_t status = kr_weights_open(beside, &d->video_weights);
+  if (status >= 0) status = kr_videomamba_open(d->ctx, d->video_weights, &d->video);
+  kr_free(beside);
+  return status;
+}
+
+static int32_t check_parts(const krait_describer *d, const char *path) {
+  const kr_videomamba_config *c = kr_videomamba_config_of(d->video);
+  const kr_any_lm *lm = kr_lm_model(d->lm);
+  KR_CHECK(
+      c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
+      KRAIT_ERR_WEIGHTS,
+      "%s: its video tower takes %lld frames of %lld x %lld patches and is %lld wide; Mobile-VideoGPT wants %d of %d x %d, and %lld",
+      path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
+      KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
+  KR_CHECK(kr_videogpt_d(d->model) == kr_qwen2_config_of(lm->qwen2)->d, KRAIT_ERR_WEIGHTS,
+           "%s: its projectors give rows of %lld, its language model takes %lld", path,
+           (long long)kr_videogpt_d(d->model), (long long)kr_qwen2_config_of(lm->qwen2)->d);
+  KR_CHECK(kr_chat_is_known(kr_lm_tokenizer(d->lm)), KRAIT_ERR_WEIGHTS,
+           "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", path);
+  return KRAIT_OK;
+}
+
+static int32_t get_buffers(krait_describer *d) {
+  const size_t side = (size_t)kr_videogpt_side(d->model), of_video = (size_t)kr_videomamba_config_of(d->video)->side,
+               larger = side > of_video ? side : of_video;
+  d->sheet = kr_alloc_array(side * side, 3 * KR_VIDEOGPT_IMAGES);
+  d->bytes = kr_alloc_array(larger * larger, 3);
+  d->images = kr_alloc_array(side * side, 3 * KR_VIDEOGPT_IMAGES * sizeof *d->images);
+  d->frames = kr_alloc_array(of_video * of_video, 3 * KR_VIDEOGPT_IMAGES * sizeof *d->frames);
+  d->clip = kr_alloc_array(of_video * of_video, 3 * KR_VIDEOGPT_T * sizeof *d->clip);
+  KR_CHECK(d->sheet && d->bytes && d->images && d->frames && d->clip, KRAIT_ERR_NO_MEMORY, "no memory for %d frames",
+           KR_VIDEOGPT_IMAGES);
+  return KRAIT_OK;
+}
+
+static int32_t open_all(krait_describer *d, const krait_describer_options *o) {
+  static const char opening[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
+  kr_videogpt_source source;
+  KR_TRY(krait_lm_open(
+      d->ctx,
+      &(krait_lm_options){.size = sizeof(krait_lm_options), .path = o->path, .tokenizer_path = o->tokenizer_path},
+      &d->lm));
+  KR_CHECK(
+      kr_lm_model(d->lm)->qwen2 && kr_model_folder_find(kr_lm_folder(d->lm), "model.mm_projector.mlp.mlp.0.weight"),
+      KRAIT_ERR_WEIGHTS,
+      "%s has no tensor 'model.mm_projector.mlp.mlp.0.weight': it is a language model, not Mobile-VideoGPT", o->path);
+  KR_TRY(open_clip(d, o->path, &source));
+  KR_TRY(kr_videogpt_open(d->ctx, &source, &d->model));
+  KR_TRY(open_video(d, o->path));
+  KR_TRY(check_parts(d, o->path));
+  KR_TRY(kr_tokenizer_encode(kr_lm_tokenizer(d->lm), opening, strlen(opening), 0, &d->before));
+  return get_buffers(d);
+}
+
+int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options *given, krait_describer **out) {
+  krait_describer_options o;
+  KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and describer must not be NULL");
+  *out = NULL;
+  KR_TRY(kr_struct_take("krait_describer_options", given, sizeof o, &o, sizeof o));
+  KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must not be NULL");
+  krait_describer *d = *out = kr_zalloc(sizeof *d);
+  KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  d->ctx = ctx;
+  const int32_t status = open_all(d, &o);
+  if (status < 0) krait_describer_close(out);
+  return status;
+}
+
+void krait_describer_close(krait_describer **handle) {
+  krait_describer *d = handle ? *handle : NULL;
+  if (!d) return;
+  *handle = NULL;
+  kr_videogpt_close(&d->model);
+  kr_videomamba_close(&d->video);
+  krait_lm_close(&d->lm);
+  if (d->clip_folder) kr_model_folder_close(&d->clip_folder);
+  if (d->video_weights) kr_weights_close(&d->video_weights);
+  kr_block_free(d->ctx, d->rows);
+  kr_ids_free(&d->before);
+  kr_ids_free(&d->ids);
+  void *const all[] = {d->label, d->sheet, d->bytes, d->images, d->frames, d->clip, d};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) kr_free(all[i]);
+}
+
+/* ---- a film ---- */
+
+static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb) {
+  krait_describer *d = user;
+  const int64_t side = kr_videogpt_side(d->model), area = side * side,
+                of_video = kr_videomamba_config_of(d->video)->side, video_area = of_video * of_video;
+  uint8_t *const seen = d->sheet + k * area * 3;
+  KR_TRY(kr_resize_bicubic(rgb, width, height, side, seen));
+  kr_pixels_of_clip(seen, area, area, d->images + k * 3 * area);
+  KR_TRY(kr_resize_linear(rgb, width, height, of_video, d->bytes));
+  kr_pixels_of_video(d->bytes, video_area, video_area, d->frames + k * 3 * video_area);
+  return KRAIT_OK;
+}
+
+static int32_t read_film(krait_describer *d, const char *path) {
+  const size_t area = (size_t)(kr_videogpt_side(d->model) * kr_videogpt_side(d->model)),
+               video_side = (size_t)kr_videomamba_config_of(d->video)->side;
+  kr_film facts;
+  int fd;
+  KR_TRY(kr_film_open(path, &fd));
+  int32_t status = kr_film_measure(fd, path, &facts);
+  if (status >= 0) {
+    d->film.n_frames = facts.n_frames, d->film.fps = facts.fps;
+    d->film.n = kr_film_positions(facts.n_frames, facts.fps, d->film.at);
+    memset(d->sheet, 0,
+           area * 3 * KR_VIDEOGPT_IMAGES); /* what a film has too few of is zero, after normalisation too */
+    memset(d->images, 0, area * 3 * KR_VIDEOGPT_IMAGES * sizeof *d->images);
+    memset(d->frames, 0, video_side * video_side * 3 * KR_VIDEOGPT_IMAGES * sizeof *d->frames);
+    status = kr_film_frames(fd, path, d->film.at, d->film.n, keep_frame, d);
+  }
+  close(fd);
+  return status;
+}
+
+/* Rows of the prompt, zero where it is text; n: of all of it. What is there stays. */
+static int32_t get_rows(krait_describer *d, int64_t n) {
+  const uint64_t row = (uint64_t)kr_videogpt_d(d->model) * krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)),
+                 all = (uint64_t)n * row;
+  const uint64_t used = (uint64_t)(d->n_rows < n ? d->n_rows : n) * row;
+  char *larger = NULL;
+  if (n <= d->n_rows) return KRAIT_OK;
+  KR_TRY(kr_block_get(d->ctx, "the prompt's rows", all, &larger));
+  if (d->rows && d->ctx->cuda) {
+    int32_t status = kr_cuda_copy(d->ctx->cuda, larger, d->rows, used, NULL);
+    if (status >= 0) status = kr_cuda_wait(d->ctx->cuda, NULL);
+    if (status < 0) return kr_block_free(d->ctx, larger), status;
+  } else if (d->rows) {
+    memcpy(larger, d->rows, used);
+  }
+  kr_block_free(d->ctx, d->rows);
+  d->rows = larger, d->n_rows = n;
+  return KRAIT_OK;
+}
+
+static char *film_rows(const krait_describer *d) {
+  return d->rows + (uint64_t)(d->before.n * kr_videogpt_d(d->model)) *
+                       krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2));
+}
+
+static int32_t look(krait_describer *d) {
+  enum { ROOM = 256 }; /* for a question */
+  const int64_t side = kr_videomamba_config_of(d->video)->side, area = side * side;
+  KR_TRY(get_rows(d, d->before.n + KR_VIDEOGPT_ROWS + ROOM));
+  KR_TRY(kr_videogpt_look(d->model, d->images, film_rows(d), d->film.score, d->film.chosen));
+  for (int64_t t = 0; t < KR_VIDEOGPT_T; t++)
+    for (int64_t k = 0; k < 3; k++)
+      memcpy(d->clip + (k * KR_VIDEOGPT_T + t) * area, d->frames + (d->film.chosen[t] * 3 + k) * area,
+             (size_t)area * sizeof *d->clip);
+  KR_TRY(kr_videomamba_run(d->video, d->clip, NULL, NULL));
+  KR_TRY(kr_videogpt_watch(d->model, kr_videomamba_tokens_at(d->video), film_rows(d)));
+  return d->ctx->cuda ? kr_cuda_wait(d->ctx->cuda, NULL) : KRAIT_OK;
+}
+
+int32_t krait_describer_film(krait_describer *d, const char *path, krait_film *film) {
+  KR_CHECK(d && path, KRAIT_ERR_ARGUMENT, "krait_describer_film: %s is NULL", d ? "path" : "describer");
+  const int64_t start = kr_clock_ns();
+  kr_free(d->label);
+  d->film = (krait_film){.size = sizeof d->film};
+  d->label = NULL;
+  KR_TRY(read_film(d, path));
+  d->film.read_s = (double)(kr_clock_ns() - start) * 1e-9;
+  KR_TRY(look(d));
+  d->film.look_s = (double)(kr_clock_ns() - start) * 1e-9 - d->film.read_s;
+  const size_t n_label = strlen(path) + 1;
+  d->label = kr_alloc(n_label);
+  KR_CHECK(d->label, KRAIT_ERR_NO_MEMORY, "no memory for a film's name");
+  memcpy(d->label, path, n_label);
+  return film ? kr_struct_give("krait_film", film, sizeof *film, &d->film, sizeof d->film) : KRAIT_OK;
+}
+
+int32_t krait_describer_sheet(const krait_describer *d, const char *png_path) {
+  KR_CHECK(d && png_path, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: %s is NULL", d ? "png_path" : "describer");
+  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: there is no film yet");
+  return kr_describer_draw(&d->film, d->sheet, kr_videogpt_side(d->model), png_path);
+}
+
+/* ---- a question ---- */
+
+/* What was there before, the film as -1, question and the beginning of the answer. Names of special tokens in a
+ * question are text. */
+static int32_t make_prompt(krait_describer *d, const char *question) {
+  static const char closing[] = "<|im_end|>\n<|im_start|>assistant\n";
+  const kr_tokenizer *t = kr_lm_tokenizer(d->lm);
+  const size_t n = strlen(question);
+  d->ids.n = 0;
+  for (int64_t i = 0; i < d->before.n; i++) KR_TRY(kr_ids_add(&d->ids, d->before.at[i]));
+  for (int64_t i = 0; i < KR_VIDEOGPT_ROWS; i++) KR_TRY(kr_ids_add(&d->ids, -1));
+  char *line = kr_alloc(n + 2);
+  KR_CHECK(line, KRAIT_ERR_NO_MEMORY, "no memory for a question");
+  line[0] = '\n';
+  memcpy(line + 1, question, n + 1);
+  int32_t status = kr_tokenizer_encode(t, line, n + 1, KR_ENCODE_PLAIN, &d->ids);
+  if (status >= 0) status = kr_tokenizer_encode(t, closing, strlen(closing), 0, &d->ids);
+  kr_free(line);
+  return status;
+}
+
+int32_t krait_describer_ask(krait_describer *d, const char *question, const krait_lm_sampling *sampling,
+                            krait_lm_session **session) {
+  KR_CHECK(d && question && session, KRAIT_ERR_ARGUMENT, "describer, question and session must not be NULL");
+  *session = NULL;
+  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_ask: there is no film yet");
+  KR_TRY(make_prompt(d, question));
+  KR_TRY(get_rows(d, d->ids.n));
+  KR_TRY(krait_lm_session_open(d->lm, sampling, session));
+  const int32_t status = kr_lm_read_rows(*session, d->ids.at, d->rows, d->ids.n);
+  if (status < 0) krait_lm_session_close(session);
+  return status;
+}

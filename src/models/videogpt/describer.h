@@ -1,0 +1,10 @@
+/* describer.h: a film's frames as one picture. */
+#ifndef KR_DESCRIBER_H
+#define KR_DESCRIBER_H
+
+#include <krait/vision.h>
+
+/* frames (KRAIT_FILM_FRAMES, side, side, 3) bytes. */
+int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path);
+
+#endif

@@ -1,0 +1,105 @@
+/* sheet.c: a contact sheet: four frames a row with their times, those that the video tower saw in a frame of their own.
+ */
+#define _GNU_SOURCE
+#include <cairo.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include "clocale.h"
+#include "describer.h"
+#include "outfile.h"
+#include "status.h"
+
+enum { COLUMNS = 4, GAP = 12, CAPTION = 22, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
+
+static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
+  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
+}
+
+static int is_chosen(const krait_film *film, int i) {
+  for (int k = 0; k < KRAIT_FILM_CHOSEN; k++)
+    if (film->chosen[k] == i) return 1;
+  return 0;
+}
+
+/* A frame's bytes as cairo has them. */
+static cairo_surface_t *picture_of(const uint8_t *rgb, int64_t side) {
+  cairo_surface_t *picture = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)side, (int)side);
+  uint8_t *data = cairo_image_surface_get_data(picture);
+  if (!data) return picture;
+  const int stride = cairo_image_surface_get_stride(picture);
+  for (int64_t y = 0; y < side; y++)
+    for (int64_t x = 0; x < side; x++) {
+      const uint8_t *at = rgb + 3 * (y * side + x);
+      *(uint32_t *)(void *)(data + y * stride + 4 * x) = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
+    }
+  cairo_surface_mark_dirty(picture);
+  return picture;
+}
+
+static void put_frame(cairo_t *c, const krait_film *film, const uint8_t *rgb, int64_t side, int i, double size) {
+  const double x = GAP + i % COLUMNS * (size + GAP), y = GAP + i / COLUMNS * (size + GAP + CAPTION);
+  char text[64];
+  if (is_chosen(film, i)) {
+    cairo_set_source_rgb(c, 0.95, 0.55, 0.1);
+    cairo_rectangle(c, x - BORDER, y - BORDER, size + 2 * BORDER, size + 2 * BORDER);
+    cairo_fill(c);
+  }
+  cairo_surface_t *picture = picture_of(rgb, side);
+  cairo_save(c);
+  cairo_translate(c, x, y);
+  cairo_scale(c, size / (double)side, size / (double)side);
+  cairo_set_source_surface(c, picture, 0, 0);
+  cairo_pattern_set_filter(cairo_get_source(c), CAIRO_FILTER_NEAREST);
+  cairo_rectangle(c, 0, 0, (double)side, (double)side);
+  cairo_fill(c);
+  cairo_restore(c);
+  cairo_surface_destroy(picture);
+  if (film->fps > 0)
+    snprintf(text, sizeof text, "%.1f s   %.0f", (double)film->at[i] / film->fps, film->score[i]);
+  else
+    snprintf(text, sizeof text, "frame %lld   %.0f", (long long)film->at[i], film->score[i]);
+  cairo_set_source_rgb(c, 0.2, 0.2, 0.2);
+  cairo_move_to(c, x, y + size + 16);
+  cairo_show_text(c, text);
+}
+
+static int32_t write_png(cairo_surface_t *surface, const kr_outfile *target) {
+  FILE *file = fopen(target->temp_path, "wb");
+  if (!file) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path);
+  errno = 0;
+  int failed = cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
+  if (fclose(file) != 0) failed = 1;
+  return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path) : KRAIT_OK;
+}
+
+static int32_t draw(const krait_film *film, const uint8_t *frames, int64_t side, const kr_outfile *target) {
+  const double size = side < LEAST ? LEAST : (double)side;
+  const int rows = (film->n + COLUMNS - 1) / COLUMNS;
+  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)(GAP + COLUMNS * (size + GAP)),
+                                                        (int)(GAP + rows * (size + GAP + CAPTION)));
+  cairo_t *c = cairo_create(surface);
+  const locale_t locale = kr_c_locale_begin();
+  cairo_set_source_rgb(c, 1, 1, 1);
+  cairo_paint(c);
+  cairo_select_font_face(c, "sans", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
+  cairo_set_font_size(c, 13);
+  for (int i = 0; i < film->n; i++) put_frame(c, film, frames + i * side * side * 3, side, i, size);
+  kr_c_locale_end(locale);
+  const int32_t status =
+      cairo_status(c) == CAIRO_STATUS_SUCCESS
+          ? write_png(surface, target)
+          : kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", target->path, cairo_status_to_string(cairo_status(c)));
+  cairo_destroy(c);
+  cairo_surface_destroy(surface);
+  return status;
+}
+
+int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path) {
+  kr_outfile target = {0};
+  int32_t status = kr_outfile_begin(&target, png_path);
+  if (status >= 0) status = draw(film, frames, side, &target);
+  if (status >= 0) status = kr_outfile_commit(&target);
+  kr_outfile_abandon(&target);
+  return status;
+}

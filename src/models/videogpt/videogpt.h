@@ -1,0 +1,81 @@
+/* videogpt.h: Mobile-VideoGPT (MODEL.md) between its towers and its language model: which frames count, and the rows
+ * that stand for the film in the prompt. */
+#ifndef KR_VIDEOGPT_H
+#define KR_VIDEOGPT_H
+
+#include <krait/krait.h>
+
+#include "clip/clip.h"
+
+enum {
+  KR_VIDEOGPT_IMAGES = 16, /* of a film, missing ones zero */
+  KR_VIDEOGPT_CHUNK = 8,   /* frames that are weighed against each other */
+  KR_VIDEOGPT_CHUNKS = KR_VIDEOGPT_IMAGES / KR_VIDEOGPT_CHUNK,
+  KR_VIDEOGPT_CHOSEN = 4, /* of a chunk */
+  KR_VIDEOGPT_T = KR_VIDEOGPT_CHUNKS * KR_VIDEOGPT_CHOSEN,
+  KR_VIDEOGPT_EDGE = 14, /* patches along a side, of both towers */
+  KR_VIDEOGPT_PATCHES = KR_VIDEOGPT_EDGE * KR_VIDEOGPT_EDGE,
+  KR_VIDEOGPT_CONTEXT_EDGE = 12, /* after pooling */
+  KR_VIDEOGPT_VIDEO_EDGE = 7,
+  KR_VIDEOGPT_CONTEXT_ROWS = KR_VIDEOGPT_IMAGES * KR_VIDEOGPT_CONTEXT_EDGE * KR_VIDEOGPT_CONTEXT_EDGE,
+  KR_VIDEOGPT_VIDEO_ROWS = KR_VIDEOGPT_CHUNKS * KR_VIDEOGPT_VIDEO_EDGE * KR_VIDEOGPT_VIDEO_EDGE,
+  KR_VIDEOGPT_ROWS = KR_VIDEOGPT_CONTEXT_ROWS + KR_VIDEOGPT_VIDEO_ROWS, /* 2304 + 98 */
+};
+
+typedef struct kr_projector {
+  int64_t K;    /* width of what it takes */
+  int64_t edge; /* of what it gives */
+  kr_placed first, first_bias, second, second_bias;
+  kr_placed taps, taps_bias; /* (9, d) float32, the identity in the middle one; (d) */
+  kr_placed pool;            /* (edge^2, PATCHES) */
+} kr_projector;
+
+typedef struct kr_videogpt_weights {
+  kr_clip_config clip_config;
+  kr_clip_weights clip;
+  int64_t n_layers; /* of CLIP, that run */
+  int64_t d;        /* width of the language model */
+  kr_projector context, video;
+  kr_placed frame_pool; /* (VIDEO_EDGE^2, PATCHES): as video.pool */
+  kr_placed ones,
+      of_frames; /* (C, 1) and (CHUNK PATCHES, 16) float32: 1 in the column of a row's frame, and in column CHUNK */
+} kr_videogpt_weights;
+
+enum { KR_VIDEOGPT_SUMS = 16 }; /* columns of of_frames */
+
+/* What of a graph is bound; zero where it has none. */
+typedef struct kr_videogpt_graph {
+  kr_graph *g;
+  kr_runner *runner;
+  kr_tensor in, rows;                 /* patches, or tokens of the video tower; rows of the language model */
+  kr_tensor sums[KR_VIDEOGPT_CHUNKS]; /* (CHUNK PATCHES, SUMS) float32 */
+} kr_videogpt_graph;
+
+/* ---- the model ---- */
+typedef struct kr_videogpt kr_videogpt;
+/* clip_folder: where CLIP's tensors are, behind clip_prefix; rows come out as rows_dtype. */
+typedef struct kr_videogpt_source {
+  const kr_model_folder *folder, *clip_folder;
+  const char *clip_prefix;
+  int32_t rows_dtype;
+} kr_videogpt_source;
+int32_t kr_videogpt_open(const krait_ctx *ctx, const kr_videogpt_source *source, kr_videogpt **model);
+void kr_videogpt_close(kr_videogpt **model);
+int64_t kr_videogpt_side(const kr_videogpt *model);  /* pixels of CLIP's pictures */
+int64_t kr_videogpt_width(const kr_videogpt *model); /* of the video tower's tokens */
+int64_t kr_videogpt_d(const kr_videogpt *model);
+
+/* images (IMAGES,3,side,side), as CLIP takes them. rows: where the context computes, (ROWS, d); the first CONTEXT_ROWS
+ * are written. scores (IMAGES) of the frames, chosen (T) of them in order; scores may be NULL. */
+int32_t kr_videogpt_look(kr_videogpt *model, const float *images, void *rows, double *scores, int32_t *chosen);
+/* tokens: where the context computes, (1 + T PATCHES, width) float32 of the chosen frames. The last VIDEO_ROWS of rows
+ * are written. */
+int32_t kr_videogpt_watch(kr_videogpt *model, const float *tokens, void *rows);
+
+/* ---- graphs (videogpt_graph.c) ---- */
+int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype,
+                                   kr_videogpt_graph *to);
+int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights *w, int32_t rows_dtype,
+                                 kr_videogpt_graph *to);
+
+#endif

@@ -1,0 +1,182 @@
+/* conv2d.cu: convolutions over (B,H,W,C) (conv2d_ref.c has the equations). 32 threads side by side take 32 channels.
+ *   kr_filter_strip, _one  a thread makes KR_CONV_STRIP outputs along H (or one, where taps lie apart): each input is read once for all of them, and the weights
+ *                          pass by in registers
+ *   kr_taps_many, _one     gradients of KR_CONV_TAPS taps along H (or of one): the inputs pass by in registers
+ *   kr_taps_sum            adds the parts, always in the same order
+ *   kr_unfold, kr_fold     a thread takes one element of out */
+#include "conv2d_plan.h"
+#include "pack.cuh"
+
+KR_DEV float get(const krait_view &v, int64_t at) { return ((const float *)v.data)[at]; }
+
+typedef struct strip {
+  const float *in; /* of input row 0 */
+  int64_t step;    /* from row to row */
+  const float *weight; /* of this column of taps: tap i at i * step_weight, in the order in which inputs pass by */
+  int step_weight;
+} strip;
+
+/* One column of taps: inputs of rows first, first + apart, ... of H pass by. INSIDE: all of them exist. */
+template <int N, int INSIDE>
+KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (&sum)[N]) {
+  float w[N];
+#pragma unroll
+  for (int o = 0; o < N; o++) w[o] = 0.0f;
+#pragma unroll 4
+  for (int k = 0; k < KH + N - 1; k++) {
+#pragma unroll
+    for (int o = N - 1; o > 0; o--) w[o] = w[o - 1];
+    w[0] = k < KH ? s.weight[k * s.step_weight] : 0.0f;
+    const int y = first + k * apart;
+    if (!INSIDE && (y < 0 || y >= H)) continue;
+    const float v = s.in[y * s.step];
+    if (k >= N - 1 && k < KH) {
+#pragma unroll
+      for (int o = 0; o < N; o++) sum[o] = kr_fma(w[o], v, sum[o]);
+    } else {
+#pragma unroll
+      for (int o = 0; o < N; o++)
+        if (k >= o && k - o < KH) sum[o] = kr_fma(w[o], v, sum[o]);
+    }
+  }
+}
+
+template <int N>
+KR_DEV void filter(const kr_filter_plan &p) {
+  KR_DYNAMIC_SHARED(bytes);
+  float *const weight = (float *)bytes;
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5, taps = p.KH * p.KW;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
+  block /= p.n_columns;
+  const int h = (int)(block % p.n_strips) * N;
+  block /= p.n_strips;
+  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  for (int tap = slot; tap < taps; tap += KR_CONV_THREADS / 32) {
+    const int from = p.flip ? taps - 1 - tap : tap;
+    weight[tap * 32 + lane] = c < p.C ? get(p.weight, c * p.weight.stride[0] + from / p.KW * p.weight.stride[1] + from % p.KW * p.weight.stride[2]) : 0.0f;
+  }
+  kr_sync();
+  if (w >= p.W || c >= p.C) return;
+  float sum[N];
+  const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f;
+#pragma unroll
+  for (int o = 0; o < N; o++) sum[o] = bias;
+  const int first = h - p.PH, last = first + (p.KH + N - 2) * p.DH;
+  for (int j = 0; j < p.KW; j++) {
+    const int x = w + j * p.DW - p.PW;
+    if (x < 0 || x >= p.W) continue;
+    const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
+    if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
+    else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
+  }
+  float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+#pragma unroll
+  for (int o = 0; o < N; o++)
+    if (h + o < p.H) out[(h + o) * p.out.stride[1]] = sum[o];
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_plan p) { filter<KR_CONV_STRIP>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_plan p) { filter<1>(p); }
+
+/* ---- gradients of the taps ---- */
+
+template <int N>
+KR_DEV void sum_taps(const kr_taps_plan &p) {
+  KR_SHARED float shared[(N + 1) * KR_CONV_THREADS];
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5, per_column = (p.KH + N - 1) / N;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int part = (int)(block % p.n_columns);
+  block /= p.n_columns;
+  const int group = (int)(block % p.n_groups), j = group / per_column, i = group % per_column * N, with_bias = group == 0 && p.dbias.data != 0;
+  block /= p.n_groups;
+  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
+  float sum[N], bias = 0.0f;
+#pragma unroll
+  for (int o = 0; o < N; o++) sum[o] = 0.0f;
+  for (int w = begin + slot; w < end && c < p.C; w += KR_CONV_THREADS / 32) {
+    const int x = w + j * p.DW - p.PW, first = i * p.DH - p.PH, there = x >= 0 && x < p.W;
+    const float *const in = (const float *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
+    const float *const dout = (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    if (!there && !with_bias) continue;
+    float v[N];
+#pragma unroll
+    for (int o = 0; o < N - 1; o++) {
+      const int y = first + o;
+      v[o + 1] = there && y >= 0 && y < H ? in[y * p.x.stride[1]] : 0.0f;
+    }
+#pragma unroll 4
+    for (int h = 0; h < H; h++) {
+#pragma unroll
+      for (int o = 0; o < N - 1; o++) v[o] = v[o + 1];
+      const int y = h + first + N - 1;
+      v[N - 1] = there && y >= 0 && y < H ? in[y * p.x.stride[1]] : 0.0f;
+      const float d = dout[h * p.dout.stride[1]];
+      bias += d;
+#pragma unroll
+      for (int o = 0; o < N; o++) sum[o] = kr_fma(d, v[o], sum[o]);
+    }
+  }
+#pragma unroll
+  for (int o = 0; o < N; o++) shared[o * KR_CONV_THREADS + kr_thread()] = sum[o];
+  shared[N * KR_CONV_THREADS + kr_thread()] = bias;
+  kr_sync();
+  for (int o = slot; o <= N; o += KR_CONV_THREADS / 32) {
+    float all = 0.0f;
+    for (int k = 0; k < KR_CONV_THREADS / 32; k++) all += shared[o * KR_CONV_THREADS + k * 32 + lane];
+    const int tap = o == N ? p.KH * p.KW : (i + o) * p.KW + j;
+    if (c < p.C && (o == N ? with_bias : i + o < p.KH)) p.partial[((b * p.n_columns + part) * (p.KH * p.KW + 1) + tap) * p.C + c] = all;
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) { sum_taps<KR_CONV_TAPS>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
+
+/* 32 channels a block, a slice of the parts a warp; block_y: the tap, or the bias. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
+  KR_SHARED float shared[KR_CONV_THREADS];
+  const int lane = kr_thread() & 31, slice = kr_thread() >> 5, tap = kr_block_y(), taps = p.KH * p.KW;
+  const int64_t c = (int64_t)kr_block_x() * 32 + lane, n_parts = p.B * p.n_columns;
+  const int wanted = tap == taps ? p.dbias.data != 0 : p.dweight.data != 0;
+  float sum = 0.0f;
+  for (int64_t part = slice; part < n_parts && c < p.C && wanted; part += KR_CONV_THREADS / 32) sum += p.partial[(part * (taps + 1) + tap) * p.C + c];
+  shared[kr_thread()] = sum;
+  kr_sync();
+  if (slice || c >= p.C || !wanted) return;
+  for (int k = 1; k < KR_CONV_THREADS / 32; k++) sum += shared[k * 32 + lane];
+  if (tap == taps) ((float *)p.dbias.data)[c * p.dbias.stride[0]] = sum;
+  else ((float *)p.dweight.data)[c * p.dweight.stride[0] + tap / p.KW * p.dweight.stride[1] + tap % p.KW * p.dweight.stride[2]] = sum;
+}
+
+/* ---- windows ---- */
+
+KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_unfold(const kr_windows_plan p) {
+  const int64_t thread = (int64_t)kr_block_x() * KR_WINDOW_THREADS + kr_thread();
+  if (thread >= p.n) return;
+  const uint32_t row = kr_divide((uint32_t)thread, p.inner), k = (uint32_t)thread - row * p.inner.by, tap = kr_divide(k, p.C), c = k - tap * p.C.by;
+  const uint32_t plane = kr_divide(row, p.columns), j = row - plane * p.columns.by, b = kr_divide(plane, p.rows), i = plane - b * p.rows.by;
+  const uint32_t above = kr_divide(tap, p.taps);
+  const int y = (int)i * p.SH + (int)above - p.PH, x = (int)j * p.SW + (int)(tap - above * p.taps.by) - p.PW;
+  const int inside = y >= 0 && y < p.H && x >= 0 && x < p.W;
+  ((float *)p.out.data)[b * p.out.stride[0] + i * p.out.stride[1] + j * p.out.stride[2] + k * p.out.stride[3]] =
+      inside ? get(p.x, b * p.x.stride[0] + y * p.x.stride[1] + x * p.x.stride[2] + c * p.x.stride[3]) : 0.0f;
+}
+
+KR_DEV int rounded_up(int a, int by) { return a <= 0 ? 0 : (a + by - 1) / by; }
+
+KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_fold(const kr_windows_plan p) {
+  const int64_t thread = (int64_t)kr_block_x() * KR_WINDOW_THREADS + kr_thread();
+  if (thread >= p.n) return;
+  const uint32_t row = kr_divide((uint32_t)thread, p.C), c = (uint32_t)thread - row * p.C.by, plane = kr_divide(row, p.columns), w = row - plane * p.columns.by;
+  const uint32_t b = kr_divide(plane, p.rows), h = plane - b * p.rows.by;
+  const int y = (int)h + p.PH, x = (int)w + p.PW, last_i = y / p.SH < p.OH - 1 ? y / p.SH : p.OH - 1, last_j = x / p.SW < p.OW - 1 ? x / p.SW : p.OW - 1;
+  float sum = 0.0f;
+  for (int i = rounded_up(y - p.KH + 1, p.SH); i <= last_i; i++)
+    for (int j = rounded_up(x - p.KW + 1, p.SW); j <= last_j; j++) {
+      const int64_t k = ((int64_t)(y - i * p.SH) * p.KW + (x - j * p.SW)) * p.C.by + c;
+      sum += get(p.x, b * p.x.stride[0] + i * p.x.stride[1] + j * p.x.stride[2] + k * p.x.stride[3]);
+    }
+  ((float *)p.out.data)[b * p.out.stride[0] + h * p.out.stride[1] + w * p.out.stride[2] + c * p.out.stride[3]] = sum;
+}

@@ -1,0 +1,120 @@
+/* instance_norm_cuda.c: plans and launches of instance norm and pools on a GPU. How rows are cut depends on the shape alone. */
+#include "cuda_row.h"
+#include "instance_norm/instance_norm_plan.h"
+#include "op_list.h"
+#include "view.h"
+
+static const kr_kernel parts = {"instance_norm", "kr_instance_parts"}, stats = {"instance_norm", "kr_instance_stats"}, apply = {"instance_norm", "kr_instance_apply"},
+                       back_parts = {"instance_norm", "kr_instance_back_parts"}, back_stats = {"instance_norm", "kr_instance_back_stats"}, back_apply = {"instance_norm", "kr_instance_back_apply"},
+                       back_sums = {"instance_norm", "kr_instance_back_sums"}, pool = {"instance_norm", "kr_pool"}, pool_back = {"instance_norm", "kr_pool_back"};
+static const char *const too_many = "2^31 elements or more";
+
+static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts) {
+  kr_middle_plan p = {.B = B, .S = S, .C = C, .inverse_S = (float)(1 / (double)S), .lanes = 1};
+  while (p.lanes < 32 && p.lanes < C) p.lanes *= 2;
+  const int64_t rows = least_rows * (KR_MIDDLE_THREADS / p.lanes), n = (S + rows - 1) / rows;
+  p.n_parts = (uint32_t)(n < most_parts ? n : most_parts), p.rows = (S + p.n_parts - 1) / p.n_parts;
+  p.n_parts = (uint32_t)((S + p.rows - 1) / p.rows); /* none is empty */
+  p.n_channels = (uint32_t)((C + p.lanes - 1) / p.lanes);
+  return p;
+}
+static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C) { return plan_of(B, S, C, 16, KR_MIDDLE_PARTS); }
+
+static uint64_t partial_floats(const kr_middle_plan *p) { return (uint64_t)(p->B * p->n_parts * KR_MIDDLE_SUMS * p->C); }
+static uint64_t norm_scratch(const kr_middle_plan *p) { return kr_scratch_round((partial_floats(p) + (uint64_t)(4 * p->B * p->C)) * sizeof(float)); }
+static int is_too_large(int64_t B, int64_t S, int64_t C) { return (double)B * (double)S * (double)(C + 32) >= 2147483648.0; }
+
+const char *kr_instance_norm_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_args *a = args;
+  (void)ctx;
+  return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
+}
+const char *kr_instance_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_bwd_args *a = args;
+  (void)ctx;
+  return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
+}
+uint64_t kr_instance_norm_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_args *a = args;
+  const kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  (void)ctx;
+  return norm_scratch(&p);
+}
+uint64_t kr_instance_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_bwd_args *a = args;
+  const kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  (void)ctx;
+  return norm_scratch(&p);
+}
+
+static kr_grid by_parts(const kr_middle_plan *p, void *stream) { return (kr_grid){.x = (uint32_t)p->B * p->n_parts * p->n_channels, .block = KR_MIDDLE_THREADS, .stream = stream}; }
+static kr_grid by_columns(int64_t n, uint32_t y, void *stream) { return (kr_grid){.x = (uint32_t)((n + KR_MIDDLE_THREADS - 1) / KR_MIDDLE_THREADS), .y = y, .block = KR_MIDDLE_THREADS, .stream = stream}; }
+
+static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_instance_norm_args *a = args;
+  kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->out, p.eps = a->eps;
+  p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
+  const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream);
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &parts, &all, &p);
+  kr_chain_add(&chain, &stats, &columns, &p);
+  kr_chain_add(&chain, &apply, &all, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_instance_norm_bwd_args *a = args;
+  kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->dx, p.eps = a->eps;
+  p.dout = a->dout, p.dweight = a->dweight, p.dbias = a->dbias, p.dslope = a->dslope;
+  p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
+  const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream), sums = by_columns(p.C, 3, a->call.stream);
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &parts, &all, &p);
+  kr_chain_add(&chain, &stats, &columns, &p);
+  kr_chain_add(&chain, &back_parts, &all, &p);
+  kr_chain_add(&chain, &back_stats, &columns, &p);
+  if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply, &all, &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope)) kr_chain_add(&chain, &back_sums, &sums, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+KR_CUDA_TIERS(instance_norm, run_norm)
+KR_CUDA_TIERS(instance_norm_bwd, run_norm_bwd)
+
+/* ---- pools ---- */
+
+const char *kr_pool_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_pool_args *a = args;
+  (void)ctx;
+  return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
+}
+const char *kr_pool_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_pool_bwd_args *a = args;
+  (void)ctx;
+  return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
+}
+uint64_t kr_pool_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+uint64_t kr_pool_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+
+static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_pool_args *a = args;
+  kr_middle_plan p = plan_of(a->B, a->S, a->C, 1, 1);
+  p.x = a->x, p.out = a->out, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
+  const kr_grid all = by_parts(&p, a->call.stream);
+  return kr_cuda_launch(ctx->cuda, tier, &pool, &all, &p, sizeof p);
+}
+
+/* The largest is looked for by every block of its channels: the rows stay together. */
+static int32_t run_pool_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_pool_bwd_args *a = args;
+  kr_middle_plan p = plan_of(a->B, a->S, a->C, 8, a->call.flags & KRAIT_POOL_MAX ? 1 : KR_MIDDLE_PARTS);
+  if (!kr_has(&a->dx)) return KRAIT_OK;
+  p.x = a->x, p.dout = a->dout, p.out = a->dx, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
+  const kr_grid all = by_parts(&p, a->call.stream);
+  return kr_cuda_launch(ctx->cuda, tier, &pool_back, &all, &p, sizeof p);
+}
+
+KR_CUDA_TIERS(pool, run_pool)
+KR_CUDA_TIERS(pool_bwd, run_pool_bwd)

@@ -1,0 +1,88 @@
+/* rnn_cuda.c: plans and launches of GRU and LSTM layers on a GPU. */
+#include "cuda_row.h"
+#include "op_list.h"
+#include "rnn/rnn_plan.h"
+#include "view.h"
+
+static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"}, back = {"rnn", "kr_rnn_back"}, products = {"rnn", "kr_rnn_products"}, sums = {"rnn", "kr_rnn_sums"};
+
+static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
+  if (H > KR_RNN_MOST_UNITS) return "more than 192 units";
+  return B >= 1ll << 31 || (double)B * (double)L >= 2147483648.0 * 32 ? "2^31 sequences, or 2^36 steps, or more" : NULL;
+}
+
+static kr_rnn_plan plan_of(uint32_t flags, int64_t B, int64_t L, int64_t H) {
+  kr_rnn_plan p = {.B = B, .L = L, .H = H, .is_lstm = (flags & KRAIT_RNN_LSTM) != 0, .gates = flags & KRAIT_RNN_LSTM ? 4 : 3};
+  const int64_t n = B * L, parts = (n + 255) / 256;
+  p.n_parts = (int32_t)(parts < KR_RNN_SUM_PARTS ? parts : KR_RNN_SUM_PARTS), p.rows = p.n_parts ? (n + p.n_parts - 1) / p.n_parts : 0;
+  return p;
+}
+
+static float *cut(float *scratch, int64_t *at, int64_t n) {
+  float *const part = scratch ? scratch + *at : NULL;
+  *at += n;
+  return part;
+}
+
+/* The scratch of a call, cut or (where scratch is NULL) counted. */
+static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
+  const int64_t all = p->gates * p->H, steps = p->B * p->L;
+  int64_t at = 0;
+  p->turned = cut(scratch, &at, all * p->H);
+  if (backwards) {
+    p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
+    if (!p->is_lstm) p->scaled = cut(scratch, &at, steps * p->H);
+    if (!kr_has(&p->dx)) p->dx = (krait_view){.data = cut(scratch, &at, steps * all), .stride = {p->L * all, all, 1}, .dtype = KRAIT_F32};
+  }
+  return kr_scratch_round((uint64_t)at * sizeof(float));
+}
+
+const char *kr_rnn_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  return (void)ctx, refuse_sizes(a->B, a->L, a->H);
+}
+const char *kr_rnn_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  return (void)ctx, refuse_sizes(a->B, a->L, a->H);
+}
+uint64_t kr_rnn_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  return (void)ctx, lay_out(&p, NULL, 0);
+}
+uint64_t kr_rnn_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  p.dx = a->dx;
+  return (void)ctx, lay_out(&p, NULL, 1);
+}
+
+static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_rnn_args *a = args;
+  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells;
+  lay_out(&p, a->call.scratch, 0);
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &turn, &(kr_grid){.x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
+  kr_chain_add(&chain, &layer, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)((2 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_rnn_bwd_args *a = args;
+  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout, p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
+  lay_out(&p, a->call.scratch, 1);
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &turn, &(kr_grid){.x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
+  kr_chain_add(&chain, &back, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)((4 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
+    if (p.n_parts) kr_chain_add(&chain, &products, &(kr_grid){.x = blocks_of(p.gates * p.H, KR_RNN_SUM_TILE), .y = blocks_of(p.H, KR_RNN_SUM_TILE), .z = (uint32_t)p.n_parts, .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
+    kr_chain_add(&chain, &sums, &(kr_grid){.x = blocks_of(p.gates * p.H * (p.H + 1), KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
+  }
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+KR_CUDA_TIERS(rnn, run_layer)
+KR_CUDA_TIERS(rnn_bwd, run_back)

@@ -1,0 +1,18 @@
+/* optimiser_plan.h: what the kernels of optimiser.cu take; host and device read the same struct. */
+#ifndef KR_OPTIMISER_PLAN_H
+#define KR_OPTIMISER_PLAN_H
+
+#include <stdint.h>
+
+enum { KR_OPTIMISER_THREADS = 256, KR_OPTIMISER_PARTS = 256 };
+
+typedef struct kr_optimiser_plan {
+  float *value, *m, *v, *average, *gradient, *total; /* average, total: may be NULL */
+  double *squares; /* (KR_OPTIMISER_PARTS + 1): of the parts, then of all */
+  int64_t n;
+  float scale, keep, beta1, beta2, step, root, eps; /* as in parameters.c */
+  float average_keep, average_take;
+  float total_keep, by; /* total = total_keep total + gradient; gradient = total by, where by is not 0 */
+} kr_optimiser_plan;
+
+#endif
