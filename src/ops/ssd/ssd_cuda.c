@@ -74,19 +74,23 @@ static uint32_t chunk_shared_bytes(int64_t N) {
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
-const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
   if (refuse_sizes(a)) return refuse_sizes(a);
   if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "z, B or C of another type than x";
-  if (a->N > 256) return "N above 256";
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
   if (a->out.data == a->x.data || a->out.data == a->z.data) return "an output in place of an input, which a second walk may need";
   if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
-  if (a->H > 65535) return "more than 65535 heads";
+  return a->H > 65535 ? "more than 65535 heads" : NULL;
+}
+
+const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_args *a = args;
+  if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
+  if (a->N > 256) return "N above 256";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 

@@ -254,15 +254,18 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
   kr_sync_warp();
 }
 
-/* From there to memory; to: the lane's first place. */
-KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile, uint16_t *to) {
+/* From there to memory; to: the lane's first place. adds: to what is there. */
+KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile, uint16_t *to, int adds) {
   const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7, left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
   kr_raw16 eight[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) eight[i] = read_shared(tile + kr_swizzle<128>(first + 4 * i, chunk));
 #pragma unroll
-  for (int i = 0; i < 4; i++, to += 4 * p.out.t)
-    if (first + 4 * i < left && at.p0 + 8 * chunk < p.P) write_global(to, eight[i]);
+  for (int i = 0; i < 4; i++, to += 4 * p.out.t) {
+    if (first + 4 * i >= left || at.p0 + 8 * chunk >= p.P) continue;
+    if (adds) add_halves(eight[i], *(const kr_raw16 *)to);
+    write_global(to, eight[i]);
+  }
   kr_sync_warp();
 }
 
@@ -357,7 +360,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     if (MODE == OUTPUT) {
       kr_barrier_await(base + C_FULL + 8 * c_stage, parity_of(use, C_STAGES));
       start_product(C, B, cb);
-      if (i > t.first) write_output(p, at, i - 1, me, y_tile, out), out += Q * p.out.t;
+      if (i > t.first) write_output(p, at, i - 1, me, y_tile, out, h.adds), out += Q * p.out.t;
     }
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
@@ -388,7 +391,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
       sync_group(me);
     }
   }
-  if (MODE == OUTPUT) write_output(p, at, t.end - 1, whole, y_tile, out), sync_group(whole);
+  if (MODE == OUTPUT) write_output(p, at, t.end - 1, whole, y_tile, out, h.adds), sync_group(whole);
   end_state<MODE>(h, t, at, whole, s, decay, spoilt);
 }
 
@@ -503,7 +506,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopp
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
-  if (h.p.spoilt && i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
+  if (h.p.spoilt && !h.adds && i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
   if (!h.joins && i < h.n_blocks * HEADS) h.ready[i] = 0;
   const int j = kr_block_x() % (N / 8), w = kr_block_x() / (N / 8) % HEADS, unit = kr_block_x() / (N / 8 * HEADS);
   if (!h.initial || unit >= h.n_units) return;

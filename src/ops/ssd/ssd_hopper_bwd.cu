@@ -224,11 +224,7 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
     const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
     kr_raw16 eight = read_shared(tile + kr_swizzle<128>(row, chunk));
     if (row >= n_rows || left <= 0) continue;
-    if (adds) {
-      const kr_raw16 before = *(const kr_raw16 *)to;
-#pragma unroll
-      for (int k = 0; k < 4; k++) eight.w[k] = pack(kr_unpack(eight.w[k], 0, KR_DTYPE) + kr_unpack(before.w[k], 0, KR_DTYPE), kr_unpack(eight.w[k], 1, KR_DTYPE) + kr_unpack(before.w[k], 1, KR_DTYPE));
-    }
+    if (adds) add_halves(eight, *(const kr_raw16 *)to);
     if (left >= 8) {
       write_global(to, eight);
       continue;

@@ -6,7 +6,7 @@
 
 #define BY_STATES(name) {{{NULL, NULL}, {"ssd_hopper_f16_64", name}, {"ssd_hopper_bf16_64", name}}, {{NULL, NULL}, {"ssd_hopper_f16_128", name}, {"ssd_hopper_bf16_128", name}}, \
                          {{NULL, NULL}, {"ssd_hopper_f16_256", name}, {"ssd_hopper_bf16_256", name}}}
-enum { OUTPUT, ENDS, STATES };
+enum { OUTPUT, ENDS, STATES, MOST_STATES = 256 /* of a kernel */ };
 static const kr_kernel walks[3][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"), BY_STATES("kr_ssd_hopper_states")};
 static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
@@ -34,7 +34,7 @@ const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t 
 
 const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
-  const char *why = kr_ssd_chunks_refuse(ctx, args);
+  const char *why = kr_ssd_chunks_refuse_tensors(a);
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
   if (kr_has(&a->z)) return "a gate";
@@ -81,17 +81,36 @@ void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
   h->initial = h->p.initial.data ? (float *)(scratch + l.initial) : NULL;
 }
 
-static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a) {
+static int64_t bytes_of(const kr_ssd_tensor *t, int64_t n) { return n * t->n * (int64_t)krait_dtype_bytes(t->dtype); }
+
+/* 256 states from 256 part on; parts behind the first add to its output. */
+static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  kr_ssd_hopper_plan h = {.p = kr_ssd_plan_of(&in, 0)};
+  const int64_t first = MOST_STATES * part;
+  kr_ssd_hopper_plan h = {.p = kr_ssd_plan_of(&in, 0), .adds = part > 0};
   h.p.out = kr_ssd_sequence(&a->out, 0, a->L), h.p.final = kr_ssd_states(&a->final_states);
+  kr_ssd_tensor *const tensors[] = {&h.p.Bmat, &h.p.Cmat, &h.p.initial, &h.p.final};
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + bytes_of(tensors[i], first);
+  h.p.N = a->N - first < MOST_STATES ? (int32_t)(a->N - first) : MOST_STATES;
+  if (part) h.p.D.data = NULL;
   return h;
+}
+
+/* What all parts have in turn. */
+static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
+  uint64_t most = 0;
+  for (int part = 0; part * MOST_STATES < a->N; part++) {
+    kr_ssd_hopper_plan h = plan_of(a, part);
+    const uint64_t bytes = kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
+    most = bytes > most ? bytes : most;
+  }
+  return most;
 }
 
 uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
-  kr_ssd_hopper_plan h = plan_of(a);
-  return kr_ssd_hopper_cut(ctx, &h, a->N, a->G) + (uint64_t)(a->B * a->H) * sizeof(int32_t);
+  return walk_bytes(ctx, a) + (uint64_t)(a->B * a->H) * sizeof(int32_t);
 }
 
 /* A dimension of one element has no stride of its own. */
@@ -108,8 +127,8 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
 static int32_t make_maps(const krait_ctx *ctx, kr_ssd_hopper_plan *h, const krait_ssd_args *a) {
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &h->p.x, a->B, a->L, a->H, a->P);
-  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, a->N);
-  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &h->p.Cmat, a->B, a->L, a->G, a->N);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, h->p.N);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &h->p.Cmat, a->B, a->L, a->G, h->p.N);
   kr_cuda_end(ctx->cuda);
   return status;
 }
@@ -132,11 +151,17 @@ int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_pl
 
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
-  kr_ssd_hopper_plan h = plan_of(a);
-  const uint64_t bytes = kr_ssd_hopper_cut(ctx, &h, a->N, a->G);
-  kr_ssd_hopper_place(&h, a->N, a->call.scratch);
-  h.p.spoilt = (int32_t *)((char *)a->call.scratch + bytes);
-  KR_TRY(make_maps(ctx, &h, a));
-  KR_TRY(launch(ctx, &h, a->N, OUTPUT, a->call.stream));
-  return kr_ssd_walk_spoilt(ctx, &h.p, a->call.stream);
+  const kr_ssd_inputs in = KR_SSD_INPUTS(a);
+  kr_ssd_plan all = kr_ssd_plan_of(&in, 0);
+  all.out = kr_ssd_sequence(&a->out, 0, a->L), all.final = kr_ssd_states(&a->final_states);
+  all.spoilt = (int32_t *)((char *)a->call.scratch + walk_bytes(ctx, a));
+  for (int part = 0; part * MOST_STATES < a->N; part++) {
+    kr_ssd_hopper_plan h = plan_of(a, part);
+    kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
+    kr_ssd_hopper_place(&h, h.p.N, a->call.scratch);
+    h.p.spoilt = all.spoilt;
+    KR_TRY(make_maps(ctx, &h, a));
+    KR_TRY(launch(ctx, &h, h.p.N, OUTPUT, a->call.stream));
+  }
+  return kr_ssd_walk_spoilt(ctx, &all, a->call.stream);
 }

@@ -70,6 +70,12 @@ KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lan
   kr_load_matrices(d, tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4)));
 }
 
+/* Eight elements of storage and eight more. */
+KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
+#pragma unroll
+  for (int k = 0; k < 4; k++) to.w[k] = pack(kr_unpack(to.w[k], 0, KR_DTYPE) + kr_unpack(v.w[k], 0, KR_DTYPE), kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
+}
+
 /* d = A F^T, A and F of 64 rows and N columns, under way. */
 KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
   kr_wgmma_begin();
