@@ -1,44 +1,67 @@
-/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16 storage (KR_DTYPE) and
- * up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and x, warps beside it sum up step sizes, and
- * two or three warpgroups walk along time, each with a head's state (64 channels) in its accumulators; B and C are shared between them.
- *   C B^T and C S_before^T from shared memory; P = C B^T o decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
- * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut off at a range's end is
- *                      thus done first, and its state handed over to the next block, which needs it last.
+/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16
+ * storage (KR_DTYPE) and up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and x,
+ * warps beside it sum up step sizes, two or three warpgroups walk along time, each with a head's state (64 channels) in
+ * its accumulators; B and C are shared between them. C B^T and C S_before^T come from shared memory; P = C B^T o decays
+ * stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
+ * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut
+ *                      off at a range's end is thus done first, and its state handed to the next block, which needs
+ *                      it last.
  * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero
  * kr_ssd_hopper_join   start states of pieces from their ends
- * kr_ssd_hopper_states the state before each chunk, for the gradient; or its gradient after each, on the way back: dy and C for x and B
+ * kr_ssd_hopper_states for the gradient: the state before each chunk; on the way back, with dy and C for x and B, its
+ *                      gradient after each
  * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
  * NaN and infinity: as in ssd_chunks.cu. */
 #include "ssd_hopper_tiles.cuh"
 
 enum {
-  HEADS = KR_SSD_HOPPER_HEADS(KR_N), THREADS = KR_SSD_HOPPER_THREADS(KR_N), STAGES = 2, STEPS_STAGES = KR_SSD_HOPPER_STEPS_STAGES,
-  C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N), STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
-  STATE_FLOATS = 64 * KR_N, OUTPUT = 0, ENDS = 1, STATES = 2 /* what a walk leaves */
+  HEADS = KR_SSD_HOPPER_HEADS(KR_N),
+  THREADS = KR_SSD_HOPPER_THREADS(KR_N),
+  STAGES = 2,
+  STEPS_STAGES = KR_SSD_HOPPER_STEPS_STAGES,
+  C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N),
+  STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
+  STATE_FLOATS = 64 * KR_N,
+  OUTPUT = 0,
+  ENDS = 1,
+  STATES = 2 /* what a walk leaves */
 };
 
-typedef struct head_steps { /* of a chunk: ssd_mma.cuh; left: of a token's input at the end; reach: of the state before at a token */
+/* Of a chunk (ssd_mma.cuh); left: of a token's input at the end; reach: of the state before at a token. */
+typedef struct head_steps {
   float a[Q], from[Q], left[Q], reach[Q], segment[Q];
   float keeps, total, last, pad;
 } head_steps;
 
 /* Bytes from the first multiple of 1024 in shared memory. */
 enum {
-  C_AT = 0, STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE, STATE_AT = STAGES_AT + STAGES * STAGE, Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
-  STEPS_AT = Y_AT + HEADS * TILE, D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES, C_FULL = D_AT + HEADS * PB * 4,
-  C_EMPTY = C_FULL + 8 * C_STAGES, FULL = C_EMPTY + 8 * C_STAGES, EMPTY = FULL + 8 * STAGES, STEPS_FULL = EMPTY + 8 * STAGES,
+  C_AT = 0,
+  STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE,
+  STATE_AT = STAGES_AT + STAGES * STAGE,
+  Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
+  STEPS_AT = Y_AT + HEADS * TILE,
+  D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
+  C_FULL = D_AT + HEADS * PB * 4,
+  C_EMPTY = C_FULL + 8 * C_STAGES,
+  FULL = C_EMPTY + 8 * C_STAGES,
+  EMPTY = FULL + 8 * STAGES,
+  STEPS_FULL = EMPTY + 8 * STAGES,
   STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS
 };
 
-/* ---- how the work is cut ---------------------------------------------------------------------------------------------------- */
+/* ---- how the work is cut ----------------------------------------------------------------------------------------- */
 
 typedef struct task {
   int unit, b, g, first, end, piece; /* chunks first to end - 1 of the unit */
 } task;
 
-KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) { return block * h.per_block + (block < h.longer ? block : h.longer); }
-KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) { return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1; }
+KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
+  return block * h.per_block + (block < h.longer ? block : h.longer);
+}
+KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
+  return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
+}
 /* The i-th task of this block: its last unit first. */
 KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
@@ -64,7 +87,7 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
   return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
 }
 
-/* ---- those who bring ---------------------------------------------------------------------------------------------------------- */
+/* ---- those who bring --------------------------------------------------------------------------------------------- */
 
 template <int MODE>
 KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base) {
@@ -80,7 +103,9 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
         kr_barrier_await(base + C_EMPTY + 8 * c_stage, parity_of(use, C_STAGES) ^ 1);
         kr_barrier_expect(base + C_FULL + 8 * c_stage, BLOCKS * TILE);
 #pragma unroll
-        for (int n = 0; n < BLOCKS; n++) kr_load_box(base + C_AT + (c_stage * BLOCKS + n) * TILE, map_C, base + C_FULL + 8 * c_stage, 64 * n, c * Q, t.g, t.b);
+        for (int n = 0; n < BLOCKS; n++)
+          kr_load_box(base + C_AT + (c_stage * BLOCKS + n) * TILE, map_C, base + C_FULL + 8 * c_stage, 64 * n, c * Q,
+                      t.g, t.b);
       }
       kr_barrier_await(base + EMPTY + 8 * stage, parity_of(use, STAGES) ^ 1);
       int n_heads = 0;
@@ -109,8 +134,11 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
     const slot at = slot_at(h, t, w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
-    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
-    raw_steps raw[2] = {load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L), load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
+    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E,
+                bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
+    raw_steps raw[2] = {
+        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
+        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
     for (int k = t.first; k < t.end; k++, use++) {
       const int stage = use % STEPS_STAGES;
       const lane_steps v = sum_steps(p, raw[0], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
@@ -121,7 +149,8 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const int j = lane + 32 * i;
-        const float from = v.a[i] - kr_log2(v.d[i]), reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
+        const float from = v.a[i] - kr_log2(v.d[i]),
+                    reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
         s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
         s.left[j] = h.back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
       }
@@ -132,31 +161,37 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
   }
 }
 
-/* ---- a multiplying warpgroup -------------------------------------------------------------------------------------------------- */
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
 
 /* The state as a factor of the next chunk: [channel][state]. */
 KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2)
-    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]), pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
+    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]),
+                 pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
   kr_show_to_copies();
 }
 
-KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me, const float (&s)[N / 2]) {
+KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
+                        const float (&s)[N / 2]) {
   const int64_t from = b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
   const int rows = p.P - at.p0 - me.row, columns = p.N - 2 * me.q;
 #pragma unroll
   for (int i = 0; i < N / 2; i++) {
     const int c = (i >> 1 & 1) * 8, n = 8 * (i >> 2) + (i & 1);
     if (c < rows && n < columns) {
-      if (v.dtype == KRAIT_F32) ((float *)v.data)[from + c * v.t + n * v.n] = s[i];
-      else ((uint16_t *)v.data)[from + c * v.t + n * v.n] = v.dtype == KRAIT_BF16 ? kr_to_bf16(s[i]) : kr_to_f16(s[i]);
+      if (v.dtype == KRAIT_F32)
+        ((float *)v.data)[from + c * v.t + n * v.n] = s[i];
+      else
+        ((uint16_t *)v.data)[from + c * v.t + n * v.n] = v.dtype == KRAIT_BF16 ? kr_to_bf16(s[i]) : kr_to_f16(s[i]);
     }
   }
 }
 
 /* A state as fragments: a thread's four by four. */
-KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) { return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS); }
+KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) {
+  return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS);
+}
 KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 8; i++) {
@@ -166,7 +201,8 @@ KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N 
 }
 KR_DEV void write_fragments(kr_float4 *to, const lanes &me, const float (&s)[N / 2]) {
 #pragma unroll
-  for (int i = 0; i < N / 8; i++) to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
+  for (int i = 0; i < N / 8; i++)
+    to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
 }
 
 KR_DEV void clear_state(float (&s)[N / 2]) {
@@ -182,7 +218,8 @@ KR_DEV int spoilt_state(const float (&s)[N / 2]) {
 
 /* P as a factor, from C B^T: 32 columns of it. MASKED: they reach into the warp's own tokens, or beyond. */
 template <int HALF, int MASKED>
-KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me, int has_sequences) {
+KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
+                       int has_sequences) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
   const int last = me.row - 2 * me.q;
   kr_float2 from[4];
@@ -197,12 +234,15 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const hea
   }
   if (has_sequences) {
 #pragma unroll
-    for (int i = 0; i < 16; i++) v[i] = s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == s.segment[me.row + 8 * (i >> 1 & 1)] ? v[i] : 0.0f;
+    for (int i = 0; i < 16; i++)
+      v[i] = s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == s.segment[me.row + 8 * (i >> 1 & 1)] ? v[i]
+                                                                                                              : 0.0f;
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[2 * i], v[2 * i + 1]);
 }
-KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me, int has_sequences) {
+KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
+                  int has_sequences) {
   if (me.warp < 2) {
     weigh_half<0, 1>(cb, w, s, me, has_sequences);
 #pragma unroll
@@ -218,18 +258,22 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
 #pragma unroll
   for (int k = 0; k < Q / 16; k++) {
     uint32_t a[4];
-    kr_load_matrices_turned(a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
+    kr_load_matrices_turned(
+        a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const kr_float2 left = *(const kr_float2 *)&s.left[16 * k + 8 * i + 2 * me.q];
 #pragma unroll
-      for (int r = 0; r < 2; r++) w[4 * k + 2 * i + r] = pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
+      for (int r = 0; r < 2; r++)
+        w[4 * k + 2 * i + r] =
+            pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
     }
   }
 }
 
 /* Y + D x to the warp's rows of a tile. */
-KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D, unsigned char *tile, const head_steps &s) {
+KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
+                       unsigned char *tile, const head_steps &s) {
   if (p.D.data) {
 #pragma unroll
     for (int j = 0; j < Q / 8; j += 2) {
@@ -241,7 +285,9 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
-          for (int k = 0; k < 2; k++) y[4 * (j + i) + 2 * r + k] = kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
+          for (int k = 0; k < 2; k++)
+            y[4 * (j + i) + 2 * r + k] =
+                kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
       }
     }
   }
@@ -250,13 +296,17 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
     for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
   }
 #pragma unroll
-  for (int j = 0; j < Q / 8; j += 2) put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]), pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
+  for (int j = 0; j < Q / 8; j += 2)
+    put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]),
+                 pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
   kr_sync_warp();
 }
 
 /* From there to memory; to: the lane's first place. adds: to what is there. */
-KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile, uint16_t *to, int adds) {
-  const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7, left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
+KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
+                         uint16_t *to, int adds) {
+  const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
+            left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
   kr_raw16 eight[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) eight[i] = read_shared(tile + kr_swizzle<128>(first + 4 * i, chunk));
@@ -269,7 +319,8 @@ KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lane
   kr_sync_warp();
 }
 
-/* What is left of the state; what is not finite passes to no other sequence (start_sum then leaves the state out), but is told of. */
+/* What is left of the state; what is not finite passes to no other sequence (start_sum then leaves the state out), but
+ * is told of. */
 KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
   const int spoilt = keeps == 0 && spoilt_state(s);
 #pragma unroll
@@ -281,8 +332,11 @@ KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
 template <int MODE>
 KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use) {
   for (int i = t.first; i < t.end; i++, use++) {
-    if (MODE == OUTPUT) kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)), release(base + C_EMPTY + 8 * (use % C_STAGES), me);
-    kr_barrier_await(base + FULL + 8 * (use % STAGES), parity_of(use, STAGES)), release(base + EMPTY + 8 * (use % STAGES), me);
+    if (MODE == OUTPUT)
+      kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)),
+          release(base + C_EMPTY + 8 * (use % C_STAGES), me);
+    kr_barrier_await(base + FULL + 8 * (use % STAGES), parity_of(use, STAGES)),
+        release(base + EMPTY + 8 * (use % STAGES), me);
   }
 }
 
@@ -292,8 +346,10 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
   if (MODE == ENDS) {
     clear_state(s);
   } else if (t.first == 0) {
-    if (h.initial) read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
-    else clear_state(s);
+    if (h.initial)
+      read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
+    else
+      clear_state(s);
   } else if (h.joins) {
     read_fragments(fragments_at(h, t.piece, me.w), me, s);
   } else {
@@ -305,7 +361,8 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
 
 /* The state at its end, to who needs it. */
 template <int MODE>
-KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me, const float (&s)[N / 2], float decay, int spoilt) {
+KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me,
+                      const float (&s)[N / 2], float decay, int spoilt) {
   if (MODE == ENDS) {
     write_fragments(fragments_at(h, t.piece, me.w), me, s);
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
@@ -321,8 +378,9 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   }
 }
 
-/* The state before a chunk, or after it on the way back, as the factor that it is in shared memory (ssd_hopper_bwd.cu). */
-KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int c, const lanes &me, const float (&s)[N / 2], unsigned char *tiles) {
+/* The state before a chunk, or after it on the way back, as the factor that it is (ssd_hopper_bwd.cu). */
+KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int c, const lanes &me,
+                        const float (&s)[N / 2], unsigned char *tiles) {
   if (me.thread == 0) kr_stores_read<0>();
   sync_group(me);
   share_state(tiles, me, s);
@@ -335,16 +393,23 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
 }
 
 template <int MODE>
-KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole, unsigned char *shared, uint32_t base, int &use, int &own_use) {
+KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole,
+                      unsigned char *shared, uint32_t base, int &use, int &own_use) {
   const kr_ssd_plan &p = h.p;
-  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile = shared + Y_AT + whole.w * TILE;
+  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile =
+                                                                                shared + Y_AT + whole.w * TILE;
   float *const D = (float *)(shared + D_AT) + whole.w * PB;
   float s[N / 2], decay = 0;
   int spoilt = 0;
-  uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b + ((int64_t)t.first * Q + 16 * whole.warp + (whole.lane >> 3)) * p.out.t + at.h * p.out.h + at.p0 + 8 * (whole.lane & 7);
+  uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b +
+                  ((int64_t)t.first * Q + 16 * whole.warp + (whole.lane >> 3)) * p.out.t + at.h * p.out.h + at.p0 +
+                  8 * (whole.lane & 7);
   begin_state<MODE>(h, t, whole, s);
   if (MODE == OUTPUT) {
-    if (p.D.data && whole.thread < PB) D[whole.thread] = at.p0 + whole.thread < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype) : 0.0f;
+    if (p.D.data && whole.thread < PB)
+      D[whole.thread] = at.p0 + whole.thread < p.P
+                            ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
+                            : 0.0f;
     share_state(state, whole, s);
     sync_group(whole);
   }
@@ -352,8 +417,10 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     const lanes me = lanes_of(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
     const int stage = use % STAGES, c_stage = use % C_STAGES, own = own_use % STEPS_STAGES;
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE);
-    const head_steps &steps = *(const head_steps *)(shared + anew(STEPS_AT + (own * HEADS + me.w) * KR_SSD_HOPPER_STEPS_BYTES));
-    const uint32_t B = uniform(base + STAGES_AT + stage * STAGE), C = uniform(base + C_AT + c_stage * BLOCKS * TILE), steps_empty = base + STEPS_EMPTY + 8 * (own * HEADS + me.w);
+    const head_steps &steps =
+        *(const head_steps *)(shared + anew(STEPS_AT + (own * HEADS + me.w) * KR_SSD_HOPPER_STEPS_BYTES));
+    const uint32_t B = uniform(base + STAGES_AT + stage * STAGE), C = uniform(base + C_AT + c_stage * BLOCKS * TILE),
+                   steps_empty = base + STEPS_EMPTY + 8 * (own * HEADS + me.w);
     float cb[Q / 2], y[Q / 2];
     uint32_t w[Q / 4], inputs[Q / 4];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
@@ -403,8 +470,10 @@ KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t ba
     const task t = task_at(h, i);
     const slot at = slot_at(h, t, me.w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
-    if (at.h < 0) pass_chunks<MODE>(t, me, base, use);
-    else walk_task<MODE>(h, t, at, me, shared, base, use, own_use);
+    if (at.h < 0)
+      pass_chunks<MODE>(t, me, base, use);
+    else
+      walk_task<MODE>(h, t, at, me, shared, base, use, own_use);
   }
   if (MODE == STATES && me.thread == 0) kr_stores_read<0>();
 }
@@ -415,9 +484,12 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
   if (kr_thread() == 0) {
-    for (int i = 0; i < C_STAGES; i++) kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
-    for (int i = 0; i < STAGES; i++) kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
-    for (int i = 0; i < STEPS_STAGES * HEADS; i++) kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
+    for (int i = 0; i < C_STAGES; i++)
+      kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STAGES; i++)
+      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STEPS_STAGES * HEADS; i++)
+      kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
     kr_barriers_opened();
     for (int i = 0; i < 3; i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
@@ -425,8 +497,10 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   if (kr_thread() < 128) {
     kr_give_registers<HEADS == 3 ? 56 : 40>();
     const int warp = kr_thread() >> 5;
-    if (kr_thread() == 0) copy_boxes<MODE>(h, maps, base);
-    else if (warp > 0 && warp <= HEADS) sum_chunks<MODE>(h, warp - 1, shared, base);
+    if (kr_thread() == 0)
+      copy_boxes<MODE>(h, maps, base);
+    else if (warp > 0 && warp <= HEADS)
+      sum_chunks<MODE>(h, warp - 1, shared, base);
   } else {
     kr_take_registers<HEADS == 3 ? 152 : 232>();
     walk<MODE>(h, shared, base);
@@ -450,7 +524,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_pl
   run<STATES>(plan, maps);
 }
 
-/* ---- pieces of time ------------------------------------------------------------------------------------------------------------ */
+/* ---- pieces of time ---------------------------------------------------------------------------------------------- */
 
 /* The block whose range has this chunk. */
 KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
@@ -464,8 +538,10 @@ KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const sl
   kr_float4 s;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int c = at.p0 + 16 * (kr_thread() >> 5) + ((kr_thread() & 31) >> 2) + 8 * (i >> 1), n = 8 * j + 2 * (kr_thread() & 3) + (i & 1);
-    s.v[i] = v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
+    const int c = at.p0 + 16 * (kr_thread() >> 5) + ((kr_thread() & 31) >> 2) + 8 * (i >> 1),
+              n = 8 * j + 2 * (kr_thread() & 3) + (i & 1);
+    s.v[i] =
+        v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
   }
   return s;
 }
@@ -479,7 +555,8 @@ KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int begin = kr_block_z() * h.n_chunks;
-  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(), w = kr_block_y();
+  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(),
+            w = kr_block_y();
   const task t = unit_at(h, kr_block_z());
   const slot at = slot_at(h, t, w);
   if (at.h < 0) return;
@@ -502,7 +579,8 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopp
   }
 }
 
-/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and unit. */
+/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and
+ * unit. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
@@ -512,5 +590,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hop
   if (!h.initial || unit >= h.n_units) return;
   const task t = unit_at(h, unit);
   const slot at = slot_at(h, t, w);
-  if (at.h >= 0) ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] = initial_at(h, t, at, j);
+  if (at.h >= 0)
+    ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] =
+        initial_at(h, t, at, j);
 }

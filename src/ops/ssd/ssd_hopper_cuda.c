@@ -4,16 +4,24 @@
 #include "ssd_rows.h"
 #include "status.h"
 
-#define BY_STATES(name) {{{NULL, NULL}, {"ssd_hopper_f16_64", name}, {"ssd_hopper_bf16_64", name}}, {{NULL, NULL}, {"ssd_hopper_f16_128", name}, {"ssd_hopper_bf16_128", name}}, \
-                         {{NULL, NULL}, {"ssd_hopper_f16_256", name}, {"ssd_hopper_bf16_256", name}}}
+#define BY_STATES(name)                                                                \
+  {                                                                                    \
+    {{NULL, NULL}, {"ssd_hopper_f16_64", name}, {"ssd_hopper_bf16_64", name}},         \
+        {{NULL, NULL}, {"ssd_hopper_f16_128", name}, {"ssd_hopper_bf16_128", name}}, { \
+      {NULL, NULL}, {"ssd_hopper_f16_256", name}, { "ssd_hopper_bf16_256", name }      \
+    }                                                                                  \
+  }
 enum { OUTPUT, ENDS, STATES, MOST_STATES = 256 /* of a kernel */ };
-static const kr_kernel walks[3][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"), BY_STATES("kr_ssd_hopper_states")};
+static const kr_kernel walks[3][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
+                                         BY_STATES("kr_ssd_hopper_states")};
 static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 static int64_t heads_of(int64_t N) { return KR_SSD_HOPPER_HEADS(N); }
 static int64_t columns_of(int64_t N) { return (int64_t)64 << width_of(N); }
-static uint32_t shared_bytes(int64_t N) { return N <= 64 ? KR_SSD_HOPPER_SHARED(64) : N <= 128 ? KR_SSD_HOPPER_SHARED(128) : KR_SSD_HOPPER_SHARED(256); }
+static uint32_t shared_bytes(int64_t N) {
+  return N <= 64 ? KR_SSD_HOPPER_SHARED(64) : N <= 128 ? KR_SSD_HOPPER_SHARED(128) : KR_SSD_HOPPER_SHARED(256);
+}
 
 /* Strides of dimensions with more than one element. */
 int kr_ssd_boxes_take(const krait_view *v, int64_t B, int64_t L, int64_t H) {
@@ -24,11 +32,14 @@ int kr_ssd_boxes_take(const krait_view *v, int64_t B, int64_t L, int64_t H) {
   return 1;
 }
 
-const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t L, int64_t H, int64_t P, uint32_t flags) {
+const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t L, int64_t H, int64_t P,
+                                       uint32_t flags) {
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (flags & KRAIT_SSD_REVERSE) return "a walk back";
   if (P % 8 != 0) return "P not a multiple of 8";
-  if (L > INT32_MAX / 2 || B * H * ((P + KR_SSD_P - 1) / KR_SSD_P) * ((L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK) > INT32_MAX / 2) return "more than 2^30 chunks of tokens";
+  if (L > INT32_MAX / 2 ||
+      B * H * ((P + KR_SSD_P - 1) / KR_SSD_P) * ((L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK) > INT32_MAX / 2)
+    return "more than 2^30 chunks of tokens";
   return NULL;
 }
 
@@ -38,15 +49,19 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
   if (kr_has(&a->z)) return "a gate";
-  if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) || !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G)) return "rows that bulk copies do not take";
+  if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) ||
+      !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
+    return "rows that bulk copies do not take";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
-/* Below three quarters of a unit for each multiprocessor it is worth to walk over states twice; ranges then lie within units. */
+/* Below three quarters of a unit for each multiprocessor it is worth to walk over states twice; ranges then lie within
+ * units. */
 static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
   const int64_t n_heads = heads_of(N);
   h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
-  h->n_groups = (int32_t)G, h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
+  h->n_groups = (int32_t)G,
+  h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
   const int64_t units = (int64_t)h->p.B * h->n_groups * h->per_group, two_each = units * (h->n_chunks / 2);
   h->n_units = (int32_t)units;
   h->joins = units * 4 < n_multiprocessors * 3 && two_each > units;
@@ -61,7 +76,8 @@ typedef struct layout {
 } layout;
 
 static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
-  const uint64_t pieces = (uint64_t)(h->n_blocks + (h->joins ? h->n_units : 0)), n_heads = (uint64_t)heads_of(N), state = n_heads * 64 * (uint64_t)columns_of(N) * sizeof(float);
+  const uint64_t pieces = (uint64_t)(h->n_blocks + (h->joins ? h->n_units : 0)), n_heads = (uint64_t)heads_of(N),
+                 state = n_heads * 64 * (uint64_t)columns_of(N) * sizeof(float);
   const int passes = h->joins || h->n_blocks < h->n_units;
   layout l = {.initial = passes ? kr_scratch_round(pieces * state) : 0};
   l.decays = l.initial + (h->p.initial.data ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
@@ -114,13 +130,18 @@ uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 /* A dimension of one element has no stride of its own. */
-int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_tensor *t, int64_t B, int64_t L, int64_t H, int64_t n) {
+int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_tensor *t, int64_t B, int64_t L,
+                          int64_t H, int64_t n) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   const uint64_t sizes[4] = {(uint64_t)n, (uint64_t)L, (uint64_t)H, (uint64_t)B};
-  const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2, (uint64_t)(B > 1 ? t->b : 128) * 2};
+  const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2,
+                               (uint64_t)(B > 1 ? t->b : 128) * 2};
   const uint32_t box[4] = {64, KR_SSD_CHUNK, 1, 1}, steps[4] = {1, 1, 1, 1};
   const int type = t->dtype == KRAIT_BF16 ? KR_CU_MAP_BF16 : KR_CU_MAP_F16;
-  KR_CU_TRY(driver, TensorMapEncodeTiled(map, type, 4, t->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128, KR_CU_MAP_PROMOTE_256, 0), "describing a tensor");
+  KR_CU_TRY(driver,
+            TensorMapEncodeTiled(map, type, 4, t->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128,
+                                 KR_CU_MAP_PROMOTE_256, 0),
+            "describing a tensor");
   return KRAIT_OK;
 }
 
@@ -135,19 +156,29 @@ static int32_t make_maps(const krait_ctx *ctx, kr_ssd_hopper_plan *h, const krai
 
 static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int leaves, void *stream) {
   const int width = width_of(N), dtype = h->p.x.dtype;
-  const uint32_t n_heads = (uint32_t)heads_of(N), messages = (uint32_t)h->n_blocks * n_heads, flags = h->p.spoilt ? (uint32_t)(h->p.B * h->p.H) : 0;
-  const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS, initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
+  const uint32_t n_heads = (uint32_t)heads_of(N), messages = (uint32_t)h->n_blocks * n_heads,
+                 flags = h->p.spoilt ? (uint32_t)(h->p.B * h->p.H) : 0;
+  const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS,
+                 initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
   const kr_grid beginning = {.x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .stream = stream};
-  const kr_grid walk = {.x = (uint32_t)h->n_blocks, .block = 128 * (n_heads + 1), .shared_bytes = shared_bytes(N), .stream = stream};
-  const kr_grid joining = {.x = (uint32_t)(columns_of(N) / 8), .y = n_heads, .z = (uint32_t)h->n_units, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid walk = {
+      .x = (uint32_t)h->n_blocks, .block = 128 * (n_heads + 1), .shared_bytes = shared_bytes(N), .stream = stream};
+  const kr_grid joining = {.x = (uint32_t)(columns_of(N) / 8),
+                           .y = n_heads,
+                           .z = (uint32_t)h->n_units,
+                           .block = KR_SSD_THREADS,
+                           .stream = stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &begin[width][dtype], &beginning, h);
-  if (h->joins) kr_chain_add(&chain, &walks[ENDS][width][dtype], &walk, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
+  if (h->joins)
+    kr_chain_add(&chain, &walks[ENDS][width][dtype], &walk, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
   kr_chain_add(&chain, &walks[leaves][width][dtype], &walk, h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }
 
-int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream) { return launch(ctx, h, N, STATES, stream); }
+int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream) {
+  return launch(ctx, h, N, STATES, stream);
+}
 
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;

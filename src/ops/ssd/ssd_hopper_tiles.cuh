@@ -1,5 +1,5 @@
-/* ssd_hopper_tiles.cuh: what the SSD's kernels for warpgroups share: lanes of a warpgroup, tiles of 64 rows of 128 bytes between registers and
- * shared memory. */
+/* ssd_hopper_tiles.cuh: what the SSD's kernels for warpgroups share: lanes of a warpgroup, tiles of 64 rows of 128
+ * bytes between registers and shared memory, products of them. */
 #ifndef KR_SSD_HOPPER_TILES_CUH
 #define KR_SSD_HOPPER_TILES_CUH
 
@@ -24,11 +24,17 @@ KR_DEV uint32_t uniform(uint32_t v) {
 /* 16 bytes in one access: the compiler would take it apart. */
 KR_DEV kr_raw16 read_shared(const unsigned char *from) {
   kr_raw16 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(kr_shared_at(from)) : "memory");
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "r"(kr_shared_at(from))
+               : "memory");
   return v;
 }
 KR_DEV void write_global(void *to, const kr_raw16 &v) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+               : "memory");
 }
 #endif
 
@@ -39,7 +45,8 @@ typedef struct lanes {
 
 KR_DEV lanes lanes_of(int thread) {
   const int t = thread & 127;
-  return lanes{(int)uniform(thread / 128) - 1, t, t >> 5, t & 31, (t & 31) >> 2, t & 3, 16 * (t >> 5) + ((t & 31) >> 2)};
+  return lanes{(int)uniform(thread / 128) - 1, t, t >> 5, t & 31, (t & 31) >> 2, t & 3,
+               16 * (t >> 5) + ((t & 31) >> 2)};
 }
 
 /* The how many-th use of a ring. */
@@ -54,14 +61,16 @@ KR_DEV void release(uint32_t barrier, const lanes &me) {
 }
 
 /* Four 8 x 8 matrices of pairs, to rows row and row + 8 and chunks `chunk` and the next of a tile. */
-KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c,
+                         uint32_t d) {
 #ifdef KR_EMULATE
   *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk) + 4 * me.q) = a;
   *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk) + 4 * me.q) = b;
   *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk + 1) + 4 * me.q) = c;
   *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk + 1) + 4 * me.q) = d;
 #else
-  kr_store_matrices(kr_shared_at(tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4))), a, b, c, d);
+  kr_store_matrices(kr_shared_at(tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4))), a, b,
+                    c, d);
 #endif
 }
 
@@ -73,7 +82,9 @@ KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lan
 /* Eight elements of storage and eight more. */
 KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) to.w[k] = pack(kr_unpack(to.w[k], 0, KR_DTYPE) + kr_unpack(v.w[k], 0, KR_DTYPE), kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
+  for (int k = 0; k < 4; k++)
+    to.w[k] = pack(kr_unpack(to.w[k], 0, KR_DTYPE) + kr_unpack(v.w[k], 0, KR_DTYPE),
+                   kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
 }
 
 /* d = A F^T, A and F of 64 rows and N columns, under way. */
@@ -82,7 +93,9 @@ KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
 #pragma unroll
   for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + i * TILE + k * KR_K_STEP_BYTES), kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
+    for (int k = 0; k < 4; k++)
+      kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + i * TILE + k * KR_K_STEP_BYTES),
+                                         kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
   kr_wgmma_commit();
 }
 
@@ -91,7 +104,9 @@ template <int WIDTH>
 KR_DEV void start_sum(uint32_t F, const uint32_t (&w)[16], float (&d)[WIDTH / 2], int first) {
   kr_wgmma_begin();
 #pragma unroll
-  for (int k = 0; k < 4; k++) kr_wgmma_step_registers<WIDTH, half_type, 1>(d, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3], kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), k > 0 || first);
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step_registers<WIDTH, half_type, 1>(d, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3],
+                                                 kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), k > 0 || first);
   kr_wgmma_commit();
 }
 
