@@ -486,12 +486,12 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
 
-/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. */
+/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. A block takes neighbouring heads: see kr_ssd_steps. */
 KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
   const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31, chunk = kr_block_x() * (WALKERS / 32) + (kr_thread() >> 5), h = kr_block_y(), b = kr_block_z();
+  const int lane = kr_thread() & 31, chunk = kr_block_x(), h = kr_block_y() * (WALKERS / 32) + (kr_thread() >> 5), b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * Q;
-  if (t0 >= f.L) return;
+  if (h >= f.H) return;
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
   const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s), through = left == 0 ? 0.0f : left * sums.through;

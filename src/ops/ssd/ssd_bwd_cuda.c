@@ -240,7 +240,7 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
     const kr_ssd_bwd_plan some = part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
   }
-  const kr_grid finish = {.x = (uint32_t)((p.n_chunks + 3) / 4), .y = (uint32_t)a->H, .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  const kr_grid finish = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)((a->H + 3) / 4), .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);

@@ -129,7 +129,7 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
   const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
-  const kr_grid grid = {.x = (uint32_t)((n_chunks + warps - 1) / warps), .y = (uint32_t)p->H, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)n_chunks, .y = (uint32_t)((p->H + warps - 1) / warps), .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
 }
 
