@@ -64,6 +64,9 @@ KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z) {
 KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" : : "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(to), "r"(from), "r"(bytes) : "memory");
+}
 KR_DEV void kr_commit_stores(void) { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
 /* Until all but the N latest groups of this thread's stores have read their shared memory. */
 template <int N>

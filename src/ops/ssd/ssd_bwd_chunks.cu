@@ -11,9 +11,7 @@
  * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
  * Of more than 128 states a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up.
  * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu. */
-#include "ssd_mma.cuh"
-
-#include "ssd_bwd_plan.h"
+#include "ssd_bwd_sums.cuh"
 
 enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
 
@@ -88,14 +86,6 @@ typedef struct first_sums { /* two of them: a head's are read while the next hea
 typedef struct second_sums { /* read before the next head's come */
   float after[2][Q], inputs[2][Q], dD[THREADS / 32][PB];
 } second_sums;
-
-/* Their sums, for kr_ssd_bwd_finish: (B,H,chunks). */
-typedef struct token_sums {
-  kr_float4 of[Q]; /* from the state before, to what comes after, <M, x (outer) B>, taken less given */
-  float through, pad[3];
-} token_sums;
-
-KR_DEV token_sums *sums_at(const kr_ssd_bwd_plan &p, int b, int h, int64_t chunk) { return (token_sums *)p.tokens + ((int64_t)b * p.f.H + h) * p.n_chunks + chunk; }
 
 typedef struct place {
   int b, g, h, block, p0, chunk, n; /* n: tokens */
@@ -338,10 +328,13 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
   token_sums &to = *sums_at(p, at.b, at.h, at.chunk);
   if (kr_thread() < Q) {
     kr_float4 v = {{sums.before[0][t] + sums.before[1][t], others.after[0][t] + others.after[1][t], others.inputs[0][t] + others.inputs[1][t],
-                    (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t]) - (sums.given[0][t] + sums.given[1][t])}};
-    if (at.block || p.part)
+                    (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t])}};
+    float taken = sums.given[0][t] + sums.given[1][t];
+    if (at.block || p.part) {
+      taken += to.taken[t];
       for (int k = 0; k < 4; k++) v.v[k] += to.of[t].v[k];
-    to.of[t] = v;
+    }
+    to.of[t] = v, to.taken[t] = taken;
   } else if (kr_thread() < 2 * Q && p.dD.data && c < p.f.P) {
     float sum = 0;
 #pragma unroll
@@ -493,12 +486,12 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
 
-/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. */
+/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. A block takes neighbouring heads: see kr_ssd_steps. */
 KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
   const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31, chunk = kr_block_x() * (WALKERS / 32) + (kr_thread() >> 5), h = kr_block_y(), b = kr_block_z();
+  const int lane = kr_thread() & 31, chunk = kr_block_x(), h = kr_block_y() * (WALKERS / 32) + (kr_thread() >> 5), b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * Q;
-  if (t0 >= f.L) return;
+  if (h >= f.H) return;
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
   const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s), through = left == 0 ? 0.0f : left * sums.through;
@@ -507,7 +500,8 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
 #pragma unroll
   for (int k = 0; k < 2; k++) {
     const kr_float4 v = sums.of[lane + 32 * k];
-    q[k] = -(v.v[3] + v.v[1]), begun[k] = sum_up(v.v[3] + v.v[1]), still[k] = v.v[0], inputs[k] = v.v[2];
+    const float begins = v.v[3] - sums.taken[lane + 32 * k] + v.v[1];
+    q[k] = -begins, begun[k] = sum_up(begins), still[k] = v.v[0], inputs[k] = v.v[2];
 #pragma unroll
     for (int by = 1; by < 32; by <<= 1) {
       const float other = kr_shuffle_down(still[k], by, 32);

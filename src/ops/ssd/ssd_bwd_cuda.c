@@ -2,8 +2,8 @@
  * last. Both directions of time: twice, the first leaving its part to the second. */
 #include "cuda_row.h"
 #include "op_list.h"
-#include "ssd_bwd_plan.h"
-#include "ssd_host.h"
+#include "ssd_hopper_bwd_plan.h"
+#include "ssd_hopper_host.h"
 #include "ssd_rows.h"
 #include "status.h"
 
@@ -214,29 +214,100 @@ static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
   return p;
 }
 
+static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 2, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  return p->n_splits > 1 ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[a->x.dtype], &sum, p, sizeof *p) : KRAIT_OK;
+}
+
 static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   const uint32_t batch = (uint32_t)a->B;
   const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
   const kr_grid inner = {.x = (uint32_t)p->n_chunks, .y = (uint32_t)(a->G * p->n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p->n_stages), .stream = a->call.stream};
-  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 2, .z = batch, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, p, sizeof *p));
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, p, sizeof *p));
-  return p->n_splits > 1 ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[dtype], &sum, p, sizeof *p) : KRAIT_OK;
+  return sum_splits(ctx, a, p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p);
+
+static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
   for (int part = 0; part * 128 < a->N; part++) {
     const kr_ssd_bwd_plan some = part_of(&p, part);
-    KR_TRY(run_part(ctx, a, &some));
+    KR_TRY(run_one(ctx, a, &some));
   }
-  const kr_grid finish = {.x = (uint32_t)((p.n_chunks + 3) / 4), .y = (uint32_t)a->H, .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  const kr_grid finish = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)((a->H + 3) / 4), .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
+
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_part); }
+
+/* ---- on warpgroups ---- */
+
+#define WIDTHS(name) {{{NULL, NULL}, {"ssd_hopper_bwd_f16_64", name}, {"ssd_hopper_bwd_bf16_64", name}}, {{NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, {"ssd_hopper_bwd_bf16_128", name}}}
+static const kr_kernel hopper_inner[2][3] = WIDTHS("kr_ssd_hopper_inner");
+
+static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) { return a->N <= 64 ? KR_SSD_HOPPER_BWD_SHARED(64) : KR_SSD_HOPPER_BWD_SHARED(128); }
+
+const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const char *why = kr_ssd_bwd_chunks_refuse(ctx, args);
+  if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
+  if (why) return why;
+  if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->dout, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) || !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
+    return "rows that bulk copies do not take";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)hopper_shared_bytes(a) ? "too little shared memory" : NULL;
+}
+
+/* The walk that leaves states before chunks, or back: their gradients after chunks. */
+static kr_ssd_hopper_plan walk_of(const kr_ssd_bwd_plan *p, int back) {
+  kr_ssd_hopper_plan h = {.p = p->f, .back = back, .tiles = back ? p->M : p->S};
+  if (back) h.p.initial = p->dfinal, h.p.final = p->dinitial;
+  return h;
+}
+
+static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  kr_ssd_hopper_plan forth = walk_of(p, 0), back = walk_of(p, 1);
+  const uint64_t one = kr_ssd_hopper_cut(ctx, &forth, columns_of(a), a->G), other = kr_ssd_hopper_cut(ctx, &back, columns_of(a), a->G);
+  return one > other ? one : other;
+}
+
+uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_ssd_bwd_plan p = plan_of(args, 0);
+  return lay_out_chunks(ctx, args).end + walk_bytes(ctx, args, &p);
+}
+
+static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_plan *h) {
+  const kr_ssd_plan *f = &h->q.f;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  int32_t status = kr_ssd_hopper_map(ctx, &h->x, &f->x, a->B, a->L, a->H, a->P);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->dy, &f->dout, a->B, a->L, a->H, a->P);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &f->Bmat, a->B, a->L, a->G, f->N);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &f->Cmat, a->B, a->L, a->G, f->N);
+  kr_cuda_end(ctx->cuda);
+  return status;
+}
+
+static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  const int wide = a->N > 64, dtype = a->x.dtype;
+  kr_ssd_hopper_bwd_plan h = {.q = *p};
+  KR_TRY(make_maps(ctx, a, &h));
+  for (int back = 0; back < 2; back++) {
+    kr_ssd_hopper_plan walk = walk_of(p, back);
+    walk.x = back ? h.dy : h.x, walk.Bmat = walk.Cmat = back ? h.Cmat : h.Bmat;
+    kr_ssd_hopper_cut(ctx, &walk, columns_of(a), a->G);
+    kr_ssd_hopper_place(&walk, columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
+    KR_TRY(kr_ssd_hopper_launch_states(ctx, &walk, columns_of(a), a->call.stream));
+  }
+  const kr_grid inner = {.x = (uint32_t)p->n_chunks, .y = (uint32_t)(a->G * p->n_splits), .z = (uint32_t)a->B, .block = KR_SSD_HOPPER_BWD_THREADS, .shared_bytes = hopper_shared_bytes(a), .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[wide][dtype], &inner, &h, sizeof h));
+  return sum_splits(ctx, a, p);
+}
+
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part); }

@@ -6,7 +6,7 @@
 #include "ssd_plan.h"
 
 #define KR_SSD_BWD_THREADS 256
-#define KR_SSD_BWD_TOKENS_BYTES KR_SSD_STEPS_BYTES /* sums that are left of a chunk of a head */
+#define KR_SSD_BWD_TOKENS_BYTES (20 * KR_SSD_CHUNK + 16) /* sums that are left of a chunk of a head */
 #define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + 2 * KR_SSD_STEPS_BYTES)
 #define KR_SSD_BWD_INNER_SHARED(N, stages) ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK \
   + 2 * KR_SSD_STEPS_BYTES + 4 * (2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))

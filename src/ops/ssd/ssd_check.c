@@ -13,7 +13,7 @@ static void choose_sizes(kr_case *c, int64_t index) {
   *kr_case_size(c, "B") = kr_case_int(c, 1, 2);
   *kr_case_size(c, "G") = G, *kr_case_size(c, "H") = G * kr_case_int(c, 1, 3);
   *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, index % 40 == 11 ? 256 : 33);
-  *N = usual ? kr_case_int(c, 1, index % 20 == 13 ? 32 : 16) * 8 : kr_case_edge(c, index % 40 == 12 ? 512 : 33);
+  *N = usual ? kr_case_int(c, 1, index % 20 == 13 ? 64 : 16) * 8 : kr_case_edge(c, index % 40 == 12 ? 512 : 33);
   *kr_case_size(c, "L") = kr_case_edge(c, *P * *N > 4000 ? 150 : 200);
   if (usual && index % 25 == 3) *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough for pieces of time */
 }

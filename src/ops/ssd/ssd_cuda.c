@@ -74,19 +74,23 @@ static uint32_t chunk_shared_bytes(int64_t N) {
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
-const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
   if (refuse_sizes(a)) return refuse_sizes(a);
   if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "z, B or C of another type than x";
-  if (a->N > 256) return "N above 256";
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
   if (a->out.data == a->x.data || a->out.data == a->z.data) return "an output in place of an input, which a second walk may need";
   if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
-  if (a->H > 65535) return "more than 65535 heads";
+  return a->H > 65535 ? "more than 65535 heads" : NULL;
+}
+
+const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_args *a = args;
+  if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
+  if (a->N > 256) return "N above 256";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
@@ -125,7 +129,7 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
   const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
-  const kr_grid grid = {.x = (uint32_t)((n_chunks + warps - 1) / warps), .y = (uint32_t)p->H, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)n_chunks, .y = (uint32_t)((p->H + warps - 1) / warps), .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
 }
 

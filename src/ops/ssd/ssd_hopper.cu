@@ -1,46 +1,67 @@
-/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16 storage (KR_DTYPE) and
- * up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and x, warps beside it sum up step sizes, and
- * two or three warpgroups walk along time, each with a head's state (64 channels) in its accumulators; B and C are shared between them.
- *   C B^T and C S_before^T from shared memory; P = C B^T o decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
- * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut off at a range's end is
- *                      thus done first, and its state handed over to the next block, which needs it last.
+/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16
+ * storage (KR_DTYPE) and up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and x,
+ * warps beside it sum up step sizes, two or three warpgroups walk along time, each with a head's state (64 channels) in
+ * its accumulators; B and C are shared between them. C B^T and C S_before^T come from shared memory; P = C B^T o decays
+ * stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
+ * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut
+ *                      off at a range's end is thus done first, and its state handed to the next block, which needs
+ *                      it last.
  * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero
  * kr_ssd_hopper_join   start states of pieces from their ends
+ * kr_ssd_hopper_states for the gradient: the state before each chunk; on the way back, with dy and C for x and B, its
+ *                      gradient after each
  * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
  * NaN and infinity: as in ssd_chunks.cu. */
-#include "ssd_mma.cuh"
-#include "wgmma.cuh"
-
-#include "ssd_hopper_plan.h"
+#include "ssd_hopper_tiles.cuh"
 
 enum {
-  N = KR_N, HEADS = KR_SSD_HOPPER_HEADS(KR_N), THREADS = KR_SSD_HOPPER_THREADS(KR_N), BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, STAGES = 2,
-  C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N), STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
-  STATE_FLOATS = 64 * KR_N, OWN_BARRIER = 1
+  HEADS = KR_SSD_HOPPER_HEADS(KR_N),
+  THREADS = KR_SSD_HOPPER_THREADS(KR_N),
+  STAGES = 2,
+  STEPS_STAGES = KR_SSD_HOPPER_STEPS_STAGES,
+  C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N),
+  STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
+  STATE_FLOATS = 64 * KR_N,
+  OUTPUT = 0,
+  ENDS = 1,
+  STATES = 2 /* what a walk leaves */
 };
 
-typedef struct head_steps { /* of a chunk: ssd_mma.cuh; left: of a token's input at the end; reach: of the state before at a token */
+/* Of a chunk (ssd_mma.cuh); left: of a token's input at the end; reach: of the state before at a token. */
+typedef struct head_steps {
   float a[Q], from[Q], left[Q], reach[Q], segment[Q];
   float keeps, total, last, pad;
 } head_steps;
 
 /* Bytes from the first multiple of 1024 in shared memory. */
 enum {
-  C_AT = 0, STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE, STATE_AT = STAGES_AT + STAGES * STAGE, Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
-  STEPS_AT = Y_AT + HEADS * TILE, D_AT = STEPS_AT + STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES, C_FULL = D_AT + HEADS * PB * 4,
-  C_EMPTY = C_FULL + 8 * C_STAGES, FULL = C_EMPTY + 8 * C_STAGES, EMPTY = FULL + 8 * STAGES, STEPS_FULL = EMPTY + 8 * STAGES,
-  STEPS_EMPTY = STEPS_FULL + 8 * STAGES * HEADS
+  C_AT = 0,
+  STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE,
+  STATE_AT = STAGES_AT + STAGES * STAGE,
+  Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
+  STEPS_AT = Y_AT + HEADS * TILE,
+  D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
+  C_FULL = D_AT + HEADS * PB * 4,
+  C_EMPTY = C_FULL + 8 * C_STAGES,
+  FULL = C_EMPTY + 8 * C_STAGES,
+  EMPTY = FULL + 8 * STAGES,
+  STEPS_FULL = EMPTY + 8 * STAGES,
+  STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS
 };
 
-/* ---- how the work is cut ---------------------------------------------------------------------------------------------------- */
+/* ---- how the work is cut ----------------------------------------------------------------------------------------- */
 
 typedef struct task {
   int unit, b, g, first, end, piece; /* chunks first to end - 1 of the unit */
 } task;
 
-KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) { return block * h.per_block + (block < h.longer ? block : h.longer); }
-KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) { return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1; }
+KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
+  return block * h.per_block + (block < h.longer ? block : h.longer);
+}
+KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
+  return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
+}
 /* The i-th task of this block: its last unit first. */
 KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
@@ -53,6 +74,9 @@ KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
   return t;
 }
 
+/* A walk back begins with the last chunk. */
+KR_DEV int chunk_at(const kr_ssd_hopper_plan &h, int i) { return h.back ? h.n_chunks - 1 - i : i; }
+
 /* The head of a warpgroup, and its first channel; -1: there is none. */
 typedef struct slot {
   int h, p0;
@@ -63,26 +87,25 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
   return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
 }
 
-/* The how many-th use of a ring. */
-KR_DEV uint32_t parity_of(int use, int n_stages) { return (uint32_t)(use / n_stages) & 1; }
+/* ---- those who bring --------------------------------------------------------------------------------------------- */
 
-/* ---- those who bring ---------------------------------------------------------------------------------------------------------- */
-
-template <int ENDS>
+template <int MODE>
 KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base) {
   const uint64_t map_x = maps, map_B = maps + sizeof(kr_ssd_map), map_C = maps + 2 * sizeof(kr_ssd_map);
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
-    if (ENDS && t.end == h.n_chunks) continue;
-    for (int c = t.first; c < t.end; c++, use++) {
-      const int c_stage = use % C_STAGES, stage = use % STAGES;
+    if (MODE == ENDS && t.end == h.n_chunks) continue;
+    for (int k = t.first; k < t.end; k++, use++) {
+      const int c = chunk_at(h, k), c_stage = use % C_STAGES, stage = use % STAGES;
       const uint32_t full = base + FULL + 8 * stage, to = base + STAGES_AT + stage * STAGE;
-      if (!ENDS) {
+      if (MODE == OUTPUT) {
         kr_barrier_await(base + C_EMPTY + 8 * c_stage, parity_of(use, C_STAGES) ^ 1);
         kr_barrier_expect(base + C_FULL + 8 * c_stage, BLOCKS * TILE);
 #pragma unroll
-        for (int k = 0; k < BLOCKS; k++) kr_load_box(base + C_AT + (c_stage * BLOCKS + k) * TILE, map_C, base + C_FULL + 8 * c_stage, 64 * k, c * Q, t.g, t.b);
+        for (int n = 0; n < BLOCKS; n++)
+          kr_load_box(base + C_AT + (c_stage * BLOCKS + n) * TILE, map_C, base + C_FULL + 8 * c_stage, 64 * n, c * Q,
+                      t.g, t.b);
       }
       kr_barrier_await(base + EMPTY + 8 * stage, parity_of(use, STAGES) ^ 1);
       int n_heads = 0;
@@ -90,7 +113,7 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
       for (int w = 0; w < HEADS; w++) n_heads += slot_at(h, t, w).h >= 0;
       kr_barrier_expect(full, (BLOCKS + n_heads) * TILE);
 #pragma unroll
-      for (int k = 0; k < BLOCKS; k++) kr_load_box(to + k * TILE, map_B, full, 64 * k, c * Q, t.g, t.b);
+      for (int n = 0; n < BLOCKS; n++) kr_load_box(to + n * TILE, map_B, full, 64 * n, c * Q, t.g, t.b);
 #pragma unroll
       for (int w = 0; w < HEADS; w++) {
         const slot at = slot_at(h, t, w);
@@ -101,7 +124,7 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
 }
 
 /* By a warp, for one warpgroup. */
-template <int ENDS>
+template <int MODE>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
   const kr_ssd_plan &p = h.p;
   const int lane = kr_thread() & 31;
@@ -109,23 +132,27 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
     const slot at = slot_at(h, t, w);
-    if (ENDS && t.end == h.n_chunks) continue;
+    if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
-    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
-    raw_steps raw = load_steps(p, t.b, at.h, (int64_t)t.first * Q, p.L);
-    for (int c = t.first; c < t.end; c++, use++) {
-      const int stage = use % STAGES;
-      const lane_steps v = sum_steps(p, raw, A, bias, (int64_t)c * Q, p.L);
-      if (c + 1 < t.end) raw = load_steps(p, t.b, at.h, (int64_t)(c + 1) * Q, p.L);
+    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E,
+                bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
+    raw_steps raw[2] = {
+        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
+        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
+    for (int k = t.first; k < t.end; k++, use++) {
+      const int stage = use % STEPS_STAGES;
+      const lane_steps v = sum_steps(p, raw[0], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
+      raw[0] = raw[1];
+      if (k + 2 < t.end) raw[1] = load_steps(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
       head_steps &s = *(head_steps *)(shared + STEPS_AT + (stage * HEADS + w) * KR_SSD_HOPPER_STEPS_BYTES);
-      kr_barrier_await(base + STEPS_EMPTY + 8 * (stage * HEADS + w), parity_of(use, STAGES) ^ 1);
+      kr_barrier_await(base + STEPS_EMPTY + 8 * (stage * HEADS + w), parity_of(use, STEPS_STAGES) ^ 1);
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int j = lane + 32 * k;
-        const float from = v.a[k] - kr_log2(v.d[k]); /* d is 0 or more: the host sees to it */
-        s.a[j] = v.a[k], s.from[j] = from, s.segment[j] = v.segment[k];
-        s.left[j] = v.segment[k] == v.last ? kr_exp2(v.total - from) : 0.0f;
-        s.reach[j] = v.segment[k] == 0 ? kr_exp2(v.a[k]) : 0.0f;
+      for (int i = 0; i < 2; i++) {
+        const int j = lane + 32 * i;
+        const float from = v.a[i] - kr_log2(v.d[i]),
+                    reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
+        s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
+        s.left[j] = h.back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
       }
       if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
       kr_sync_warp();
@@ -134,57 +161,37 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
   }
 }
 
-/* ---- a multiplying warpgroup -------------------------------------------------------------------------------------------------- */
-
-typedef struct lanes {
-  int w, thread, warp, lane, g, q, row;
-} lanes;
-
-KR_DEV lanes lanes_of(int thread) {
-  const int t = thread & 127;
-  return lanes{thread / 128 - 1, t, t >> 5, t & 31, (t & 31) >> 2, t & 3, 16 * (t >> 5) + ((t & 31) >> 2)};
-}
-
-KR_DEV void sync_group(const lanes &me) { kr_sync_at<128>(OWN_BARRIER + me.w); }
-
-/* Each warp of the warpgroup is done with it. */
-KR_DEV void release(uint32_t barrier, const lanes &me) {
-  kr_sync_warp();
-  if (me.lane == 0) kr_barrier_arrive(barrier);
-}
-
-/* Four 8 x 8 matrices of pairs, to rows row and row + 8 and chunks `chunk` and the next of a tile. */
-KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-#ifdef KR_EMULATE
-  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk) + 4 * me.q) = a;
-  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk) + 4 * me.q) = b;
-  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk + 1) + 4 * me.q) = c;
-  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk + 1) + 4 * me.q) = d;
-#else
-  kr_store_matrices(kr_shared_at(tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4))), a, b, c, d);
-#endif
-}
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
 
 /* The state as a factor of the next chunk: [channel][state]. */
 KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2)
-    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]), pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
+    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]),
+                 pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
   kr_show_to_copies();
 }
 
-KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me, const float (&s)[N / 2]) {
-  float *const to = (float *)v.data + b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
+KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
+                        const float (&s)[N / 2]) {
+  const int64_t from = b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
   const int rows = p.P - at.p0 - me.row, columns = p.N - 2 * me.q;
 #pragma unroll
   for (int i = 0; i < N / 2; i++) {
     const int c = (i >> 1 & 1) * 8, n = 8 * (i >> 2) + (i & 1);
-    if (c < rows && n < columns) to[c * v.t + n * v.n] = s[i];
+    if (c < rows && n < columns) {
+      if (v.dtype == KRAIT_F32)
+        ((float *)v.data)[from + c * v.t + n * v.n] = s[i];
+      else
+        ((uint16_t *)v.data)[from + c * v.t + n * v.n] = v.dtype == KRAIT_BF16 ? kr_to_bf16(s[i]) : kr_to_f16(s[i]);
+    }
   }
 }
 
 /* A state as fragments: a thread's four by four. */
-KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) { return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS); }
+KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) {
+  return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS);
+}
 KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 8; i++) {
@@ -194,7 +201,8 @@ KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N 
 }
 KR_DEV void write_fragments(kr_float4 *to, const lanes &me, const float (&s)[N / 2]) {
 #pragma unroll
-  for (int i = 0; i < N / 8; i++) to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
+  for (int i = 0; i < N / 8; i++)
+    to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
 }
 
 KR_DEV void clear_state(float (&s)[N / 2]) {
@@ -208,36 +216,40 @@ KR_DEV int spoilt_state(const float (&s)[N / 2]) {
   return !(zero == 0);
 }
 
-/* P as a factor, from C B^T. */
-KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me, int has_sequences) {
+/* P as a factor, from C B^T: 32 columns of it. MASKED: they reach into the warp's own tokens, or beyond. */
+template <int HALF, int MASKED>
+KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
+                       int has_sequences) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+  const int last = me.row - 2 * me.q;
+  kr_float2 from[4];
 #pragma unroll
-  for (int j = 0; j < Q / 8; j++) {
-    if (j > 2 * me.warp + 1) { /* tokens after all of these */
-      w[2 * j] = w[2 * j + 1] = 0;
-      continue;
-    }
-    const int column = 8 * j + 2 * me.q;
-    const kr_float2 from = *(const kr_float2 *)&s.from[column];
-    float v[2][2];
+  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+  float v[16];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+  for (int i = 0; i < 16; i++) {
+    const int column = 32 * HALF + 8 * (i >> 2) + (i & 1), r = i >> 1 & 1;
+    v[i] = cb[16 * HALF + i] * kr_exp2(a[r] - from[i >> 2].v[i & 1]);
+    if (MASKED) v[i] = column <= last + 8 * r ? v[i] : 0.0f;
+  }
+  if (has_sequences) {
 #pragma unroll
-      for (int k = 0; k < 2; k++) v[r][k] = cb[4 * j + 2 * r + k] * kr_exp2(a[r] - from.v[k]);
-    if (j >= 2 * me.warp) {
+    for (int i = 0; i < 16; i++)
+      v[i] = s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == s.segment[me.row + 8 * (i >> 1 & 1)] ? v[i]
+                                                                                                              : 0.0f;
+  }
 #pragma unroll
-      for (int r = 0; r < 2; r++)
+  for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[2 * i], v[2 * i + 1]);
+}
+KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
+                  int has_sequences) {
+  if (me.warp < 2) {
+    weigh_half<0, 1>(cb, w, s, me, has_sequences);
 #pragma unroll
-        for (int k = 0; k < 2; k++) v[r][k] = column + k <= me.row + 8 * r ? v[r][k] : 0.0f;
-    }
-    if (has_sequences) {
-      const kr_float2 other = *(const kr_float2 *)&s.segment[column];
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) v[r][k] = other.v[k] == s.segment[me.row + 8 * r] ? v[r][k] : 0.0f;
-    }
-    w[2 * j] = pack(v[0][0], v[0][1]), w[2 * j + 1] = pack(v[1][0], v[1][1]);
+    for (int i = 0; i < 8; i++) w[8 + i] = 0; /* tokens after all of these */
+  } else {
+    weigh_half<0, 0>(cb, w, s, me, has_sequences);
+    weigh_half<1, 1>(cb, w, s, me, has_sequences);
   }
 }
 
@@ -246,99 +258,98 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
 #pragma unroll
   for (int k = 0; k < Q / 16; k++) {
     uint32_t a[4];
-    kr_load_matrices_turned(a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
+    kr_load_matrices_turned(
+        a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const kr_float2 left = *(const kr_float2 *)&s.left[16 * k + 8 * i + 2 * me.q];
 #pragma unroll
-      for (int r = 0; r < 2; r++) w[4 * k + 2 * i + r] = pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
+      for (int r = 0; r < 2; r++)
+        w[4 * k + 2 * i + r] =
+            pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
     }
   }
 }
 
-/* Y + D x to the warp's rows of a tile, and from there to memory. */
-KR_DEV void write_output(const kr_ssd_plan &p, const task &t, const slot &at, int c, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D, unsigned char *tile, const head_steps &s) {
-  const int last_row = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
+/* Y + D x to the warp's rows of a tile. */
+KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
+                       unsigned char *tile, const head_steps &s) {
+  if (p.D.data) {
 #pragma unroll
-  for (int j = 0; j < Q / 8; j += 2) {
-    if (p.D.data) {
+    for (int j = 0; j < Q / 8; j += 2) {
       uint32_t own[4];
-      kr_load_matrices(own, x + kr_swizzle<128>(16 * me.warp + (me.lane & 15), j + (me.lane >> 4)));
+      take_matrices(own, x, me, j);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const kr_float2 d = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
-          for (int k = 0; k < 2; k++) y[4 * (j + i) + 2 * r + k] = kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
+          for (int k = 0; k < 2; k++)
+            y[4 * (j + i) + 2 * r + k] =
+                kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
       }
     }
-    uint32_t two[4];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        two[2 * i + r] = pack(y[4 * (j + i) + 2 * r], y[4 * (j + i) + 2 * r + 1]);
-        if (p.seq_idx) two[2 * i + r] = s.segment[me.row + 8 * r] < 0 ? 0 : two[2 * i + r];
-      }
-    put_matrices(tile, me, j, two[0], two[1], two[2], two[3]);
   }
+  if (p.seq_idx) {
+#pragma unroll
+    for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
+  }
+#pragma unroll
+  for (int j = 0; j < Q / 8; j += 2)
+    put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]),
+                 pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
   kr_sync_warp();
-  const int chunk = me.lane & 7;
-  uint16_t *to = (uint16_t *)p.out.data + t.b * p.out.b + ((int64_t)c * Q + 16 * me.warp + (me.lane >> 3)) * p.out.t + at.h * p.out.h + at.p0 + 8 * chunk;
+}
+
+/* From there to memory; to: the lane's first place. adds: to what is there. */
+KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
+                         uint16_t *to, int adds) {
+  const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
+            left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
+  kr_raw16 eight[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) eight[i] = read_shared(tile + kr_swizzle<128>(first + 4 * i, chunk));
 #pragma unroll
   for (int i = 0; i < 4; i++, to += 4 * p.out.t) {
-    const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
-    const kr_raw16 eight = *(const kr_raw16 *)(tile + kr_swizzle<128>(row, chunk));
-    if (row < last_row && at.p0 + 8 * chunk < p.P) *(kr_raw16 *)to = eight;
+    if (first + 4 * i >= left || at.p0 + 8 * chunk >= p.P) continue;
+    if (adds) add_halves(eight[i], *(const kr_raw16 *)to);
+    write_global(to, eight[i]);
   }
   kr_sync_warp();
 }
 
-/* d = C F^T, F of 64 rows, under way: C B^T, C S^T. */
-KR_DEV void start_product(uint32_t C, uint32_t F, float (&d)[32]) {
-  kr_wgmma_begin();
-#pragma unroll
-  for (int i = 0; i < BLOCKS; i++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(C + i * TILE + k * KR_K_STEP_BYTES), kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
-  kr_wgmma_commit();
-}
-
-KR_DEV void start_output(uint32_t x, const uint32_t (&w)[Q / 4], float (&y)[Q / 2]) {
-  kr_wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < Q / 16; k++) kr_wgmma_step_registers<PB, half_type, 1>(y, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3], kr_mn_major(x + k * KR_MN_STEP_BYTES, TILE), 1);
-  kr_wgmma_commit();
-}
-
-/* The state's part, too, unless nothing is left of it: not even NaN may pass to another sequence. */
-KR_DEV void start_state(uint32_t B, const uint32_t (&w)[Q / 4], float keeps, float (&s)[N / 2]) {
+/* What is left of the state; what is not finite passes to no other sequence (start_sum then leaves the state out), but
+ * is told of. */
+KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
+  const int spoilt = keeps == 0 && spoilt_state(s);
 #pragma unroll
   for (int i = 0; i < N / 2; i++) s[i] *= keeps;
-  kr_wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < Q / 16; k++) kr_wgmma_step_registers<N, half_type, 1>(s, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3], kr_mn_major(B + k * KR_MN_STEP_BYTES, TILE), k > 0 || keeps != 0);
-  kr_wgmma_commit();
+  return spoilt;
 }
 
 /* A chunk of a warpgroup without a head: what others have is done with, too. */
-template <int ENDS>
+template <int MODE>
 KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use) {
-  for (int c = t.first; c < t.end; c++, use++) {
-    if (!ENDS) kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)), release(base + C_EMPTY + 8 * (use % C_STAGES), me);
-    kr_barrier_await(base + FULL + 8 * (use % STAGES), parity_of(use, STAGES)), release(base + EMPTY + 8 * (use % STAGES), me);
+  for (int i = t.first; i < t.end; i++, use++) {
+    if (MODE == OUTPUT)
+      kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)),
+          release(base + C_EMPTY + 8 * (use % C_STAGES), me);
+    kr_barrier_await(base + FULL + 8 * (use % STAGES), parity_of(use, STAGES)),
+        release(base + EMPTY + 8 * (use % STAGES), me);
   }
 }
 
 /* The state that a task begins with. */
-template <int ENDS>
+template <int MODE>
 KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
-  if (ENDS) {
+  if (MODE == ENDS) {
     clear_state(s);
   } else if (t.first == 0) {
-    if (h.initial) read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
-    else clear_state(s);
+    if (h.initial)
+      read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
+    else
+      clear_state(s);
   } else if (h.joins) {
     read_fragments(fragments_at(h, t.piece, me.w), me, s);
   } else {
@@ -349,14 +360,15 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
 }
 
 /* The state at its end, to who needs it. */
-template <int ENDS>
-KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me, const float (&s)[N / 2], float decay, int spoilt) {
-  if (ENDS) {
+template <int MODE>
+KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me,
+                      const float (&s)[N / 2], float decay, int spoilt) {
+  if (MODE == ENDS) {
     write_fragments(fragments_at(h, t.piece, me.w), me, s);
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
     return;
   }
-  if (spoilt || spoilt_state(s)) h.p.spoilt[t.b * h.p.H + at.h] = 1;
+  if (MODE == OUTPUT && (spoilt || spoilt_state(s))) h.p.spoilt[t.b * h.p.H + at.h] = 1;
   if (t.end == h.n_chunks) {
     if (h.p.final.data) write_state(h.p, h.p.final, t.b, at, me, s);
   } else if (!h.joins) {
@@ -366,86 +378,118 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   }
 }
 
-template <int ENDS>
-KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole, unsigned char *shared, uint32_t base, int &use, int &own_use) {
+/* The state before a chunk, or after it on the way back, as the factor that it is (ssd_hopper_bwd.cu). */
+KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int c, const lanes &me,
+                        const float (&s)[N / 2], unsigned char *tiles) {
+  if (me.thread == 0) kr_stores_read<0>();
+  sync_group(me);
+  share_state(tiles, me, s);
+  sync_group(me);
+  if (me.thread == 0) {
+    const int64_t row = ((int64_t)t.b * h.p.H + at.h) * h.p.blocks_per_head + at.p0 / PB;
+    kr_store_bytes((char *)h.tiles + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles), BLOCKS * TILE);
+    kr_commit_stores();
+  }
+}
+
+template <int MODE>
+KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole,
+                      unsigned char *shared, uint32_t base, int &use, int &own_use) {
   const kr_ssd_plan &p = h.p;
-  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile = shared + Y_AT + whole.w * TILE;
+  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile =
+                                                                                shared + Y_AT + whole.w * TILE;
   float *const D = (float *)(shared + D_AT) + whole.w * PB;
   float s[N / 2], decay = 0;
   int spoilt = 0;
-  begin_state<ENDS>(h, t, whole, s);
-  if (!ENDS) {
-    if (p.D.data && whole.thread < PB) D[whole.thread] = at.p0 + whole.thread < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype) : 0.0f;
+  uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b +
+                  ((int64_t)t.first * Q + 16 * whole.warp + (whole.lane >> 3)) * p.out.t + at.h * p.out.h + at.p0 +
+                  8 * (whole.lane & 7);
+  begin_state<MODE>(h, t, whole, s);
+  if (MODE == OUTPUT) {
+    if (p.D.data && whole.thread < PB)
+      D[whole.thread] = at.p0 + whole.thread < p.P
+                            ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
+                            : 0.0f;
     share_state(state, whole, s);
     sync_group(whole);
   }
-  for (int c = t.first; c < t.end; c++, use++, own_use++) {
+  for (int i = t.first; i < t.end; i++, use++, own_use++) {
     const lanes me = lanes_of(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
-    const int stage = use % STAGES, c_stage = use % C_STAGES, own = own_use % STAGES;
+    const int stage = use % STAGES, c_stage = use % C_STAGES, own = own_use % STEPS_STAGES;
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE);
-    const head_steps &steps = *(const head_steps *)(shared + anew(STEPS_AT + (own * HEADS + me.w) * KR_SSD_HOPPER_STEPS_BYTES));
-    const uint32_t B = base + STAGES_AT + stage * STAGE, steps_empty = base + STEPS_EMPTY + 8 * (own * HEADS + me.w);
+    const head_steps &steps =
+        *(const head_steps *)(shared + anew(STEPS_AT + (own * HEADS + me.w) * KR_SSD_HOPPER_STEPS_BYTES));
+    const uint32_t B = uniform(base + STAGES_AT + stage * STAGE), C = uniform(base + C_AT + c_stage * BLOCKS * TILE),
+                   steps_empty = base + STEPS_EMPTY + 8 * (own * HEADS + me.w);
     float cb[Q / 2], y[Q / 2];
     uint32_t w[Q / 4], inputs[Q / 4];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
-    if (!ENDS) {
+    if (MODE == OUTPUT) {
       kr_barrier_await(base + C_FULL + 8 * c_stage, parity_of(use, C_STAGES));
-      start_product(base + C_AT + c_stage * BLOCKS * TILE, B, cb);
+      start_product(C, B, cb);
+      if (i > t.first) write_output(p, at, i - 1, me, y_tile, out, h.adds), out += Q * p.out.t;
     }
-    kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STAGES));
-    if (!ENDS) {
+    kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
+    if (MODE == OUTPUT) {
       kr_wgmma_wait<Q, 0>(cb);
       weigh(cb, w, steps, me, p.seq_idx != nullptr);
-      start_product(base + C_AT + c_stage * BLOCKS * TILE, base + STATE_AT + me.w * BLOCKS * TILE, y);
+      start_product(C, base + STATE_AT + me.w * BLOCKS * TILE, y);
+      spoilt |= decay_state(steps.keeps, s);
       kr_wgmma_wait<PB, 0>(y);
       release(base + C_EMPTY + 8 * c_stage, me);
       const float low = steps.reach[me.row], high = steps.reach[me.row + 8];
 #pragma unroll
       for (int i = 0; i < PB / 2; i++) y[i] *= i & 2 ? high : low;
-      start_output(base + STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE, w, y);
+      start_sum<PB>(B + (BLOCKS + me.w) * TILE, w, y, 1);
       kr_wgmma_wait<PB, 0>(y);
     }
+    if (MODE == STATES) leave_state(h, t, at, chunk_at(h, i), me, s, state);
     weigh_inputs(x, inputs, steps, me);
-    if (ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
-    const float keeps = steps.keeps;
-    if (keeps == 0) spoilt |= spoilt_state(s);
-    start_state(B, inputs, keeps, s);
-    if (!ENDS) write_output(p, t, at, c, me, y, x, D, y_tile, steps);
+    if (MODE == ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
+    if (MODE != OUTPUT) spoilt |= decay_state(steps.keeps, s);
+    start_sum<N>(B, inputs, s, steps.keeps != 0);
+    if (MODE == OUTPUT) put_output(p, me, y, x, D, y_tile, steps);
     kr_wgmma_wait<N, 0>(s);
     release(base + EMPTY + 8 * stage, me);
     release(steps_empty, me);
-    if (!ENDS && c + 1 < t.end) {
+    if (MODE == OUTPUT && i + 1 < t.end) {
       sync_group(me); /* all four warps have read the state before */
       share_state(state, me, s);
       sync_group(me);
     }
   }
-  if (!ENDS) sync_group(whole);
-  end_state<ENDS>(h, t, at, whole, s, decay, spoilt);
+  if (MODE == OUTPUT) write_output(p, at, t.end - 1, whole, y_tile, out, h.adds), sync_group(whole);
+  end_state<MODE>(h, t, at, whole, s, decay, spoilt);
 }
 
-template <int ENDS>
+template <int MODE>
 KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t base) {
   const lanes me = lanes_of(kr_thread());
   int use = 0, own_use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
     const slot at = slot_at(h, t, me.w);
-    if (ENDS && t.end == h.n_chunks) continue;
-    if (at.h < 0) pass_chunks<ENDS>(t, me, base, use);
-    else walk_task<ENDS>(h, t, at, me, shared, base, use, own_use);
+    if (MODE == ENDS && t.end == h.n_chunks) continue;
+    if (at.h < 0)
+      pass_chunks<MODE>(t, me, base, use);
+    else
+      walk_task<MODE>(h, t, at, me, shared, base, use, own_use);
   }
+  if (MODE == STATES && me.thread == 0) kr_stores_read<0>();
 }
 
-template <int ENDS>
+template <int MODE>
 KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
   if (kr_thread() == 0) {
-    for (int i = 0; i < C_STAGES; i++) kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
-    for (int i = 0; i < STAGES; i++) kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
-    for (int i = 0; i < STAGES * HEADS; i++) kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
+    for (int i = 0; i < C_STAGES; i++)
+      kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STAGES; i++)
+      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
+    for (int i = 0; i < STEPS_STAGES * HEADS; i++)
+      kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
     kr_barriers_opened();
     for (int i = 0; i < 3; i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
@@ -453,26 +497,34 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   if (kr_thread() < 128) {
     kr_give_registers<HEADS == 3 ? 56 : 40>();
     const int warp = kr_thread() >> 5;
-    if (kr_thread() == 0) copy_boxes<ENDS>(h, maps, base);
-    else if (warp > 0 && warp <= HEADS) sum_chunks<ENDS>(h, warp - 1, shared, base);
+    if (kr_thread() == 0)
+      copy_boxes<MODE>(h, maps, base);
+    else if (warp > 0 && warp <= HEADS)
+      sum_chunks<MODE>(h, warp - 1, shared, base);
   } else {
     kr_take_registers<HEADS == 3 ? 152 : 232>();
-    walk<ENDS>(h, shared, base);
+    walk<MODE>(h, shared, base);
   }
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper(const kr_ssd_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper, maps);
-  run<0>(plan, maps);
+  run<OUTPUT>(plan, maps);
 }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_ends, maps);
-  run<1>(plan, maps);
+  run<ENDS>(plan, maps);
 }
 
-/* ---- pieces of time ------------------------------------------------------------------------------------------------------------ */
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_states, maps);
+  run<STATES>(plan, maps);
+}
+
+/* ---- pieces of time ---------------------------------------------------------------------------------------------- */
 
 /* The block whose range has this chunk. */
 KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
@@ -486,8 +538,10 @@ KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const sl
   kr_float4 s;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int c = at.p0 + 16 * (kr_thread() >> 5) + ((kr_thread() & 31) >> 2) + 8 * (i >> 1), n = 8 * j + 2 * (kr_thread() & 3) + (i & 1);
-    s.v[i] = v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
+    const int c = at.p0 + 16 * (kr_thread() >> 5) + ((kr_thread() & 31) >> 2) + 8 * (i >> 1),
+              n = 8 * j + 2 * (kr_thread() & 3) + (i & 1);
+    s.v[i] =
+        v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
   }
   return s;
 }
@@ -501,7 +555,8 @@ KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int begin = kr_block_z() * h.n_chunks;
-  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(), w = kr_block_y();
+  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(),
+            w = kr_block_y();
   const task t = unit_at(h, kr_block_z());
   const slot at = slot_at(h, t, w);
   if (at.h < 0) return;
@@ -524,15 +579,18 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopp
   }
 }
 
-/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and unit. */
+/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and
+ * unit. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
-  if (i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
+  if (h.p.spoilt && !h.adds && i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
   if (!h.joins && i < h.n_blocks * HEADS) h.ready[i] = 0;
   const int j = kr_block_x() % (N / 8), w = kr_block_x() / (N / 8) % HEADS, unit = kr_block_x() / (N / 8 * HEADS);
   if (!h.initial || unit >= h.n_units) return;
   const task t = unit_at(h, unit);
   const slot at = slot_at(h, t, w);
-  if (at.h >= 0) ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] = initial_at(h, t, at, j);
+  if (at.h >= 0)
+    ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] =
+        initial_at(h, t, at, j);
 }

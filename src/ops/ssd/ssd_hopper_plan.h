@@ -1,19 +1,23 @@
-/* ssd_hopper_plan.h: what the host tells the SSD's kernels for warpgroups (ssd_hopper.cu): boxes of x, B and C, and how the work is cut.
- * A unit is a few heads' blocks of 64 channels, of one group and batch row, over all of time. Units after one another, chunk by chunk of
- * KR_SSD_CHUNK tokens, are cut into as many ranges of the same length as there are blocks. */
+/* ssd_hopper_plan.h: what the host tells the SSD's kernels for warpgroups (ssd_hopper.cu): boxes of x, B and C, and how
+ * the work is cut. A unit is a few heads' blocks of 64 channels, of one group and batch row, over all of time. Units
+ * after one another, chunk by chunk of KR_SSD_CHUNK tokens, are cut into ranges of the same length, one a block. */
 #ifndef KR_SSD_HOPPER_PLAN_H
 #define KR_SSD_HOPPER_PLAN_H
 
 #include "ssd_plan.h"
 
-/* Of a kernel for up to N states: heads of a block, each with a warpgroup; how many chunks of C are in shared memory (of the rest: two). */
+/* Of a kernel for up to N states: heads of a block, each with a warpgroup; chunks of C in shared memory (else two). */
 #define KR_SSD_HOPPER_HEADS(N) ((N) > 128 ? 2 : 3)
 #define KR_SSD_HOPPER_THREADS(N) (128 * (KR_SSD_HOPPER_HEADS(N) + 1))
 #define KR_SSD_HOPPER_C_STAGES(N) ((N) > 128 ? 1 : 2)
 #define KR_SSD_HOPPER_TILE (KR_SSD_CHUNK * 128) /* bytes of 64 tokens or channels by 64 columns */
+#define KR_SSD_HOPPER_STEPS_STAGES 4
 #define KR_SSD_HOPPER_STEPS_BYTES (5 * 4 * KR_SSD_CHUNK + 16)
-#define KR_SSD_HOPPER_SHARED(N) (1024u + KR_SSD_HOPPER_TILE * (((N) / 64) * (KR_SSD_HOPPER_C_STAGES(N) + 2 + KR_SSD_HOPPER_HEADS(N)) + 3 * KR_SSD_HOPPER_HEADS(N)) \
-  + KR_SSD_HOPPER_HEADS(N) * (2 * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 4) + 256)
+#define KR_SSD_HOPPER_SHARED(N)                                                                               \
+  (1024u +                                                                                                    \
+   KR_SSD_HOPPER_TILE *                                                                                       \
+       (((N) / 64) * (KR_SSD_HOPPER_C_STAGES(N) + 2 + KR_SSD_HOPPER_HEADS(N)) + 3 * KR_SSD_HOPPER_HEADS(N)) + \
+   KR_SSD_HOPPER_HEADS(N) * (KR_SSD_HOPPER_STEPS_STAGES * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 4) + 384)
 
 /* A driver's tensor map: (channel, token, head, batch). */
 typedef struct __attribute__((aligned(64))) kr_ssd_map {
@@ -23,13 +27,17 @@ typedef struct __attribute__((aligned(64))) kr_ssd_map {
 typedef struct kr_ssd_hopper_plan {
   kr_ssd_map x, Bmat, Cmat;
   kr_ssd_plan p;
-  int32_t n_units, per_group, n_groups;         /* per_group: units of a group */
-  int32_t n_chunks, n_blocks, per_block, longer; /* a block takes per_block chunks of those of all units, the first `longer` blocks one more */
-  int32_t joins;                                /* 1: pieces begin with what kr_ssd_hopper_join leaves; 0: with what the block before hands over */
-  float *states;                                /* [piece or block][head of the block][fragment of a warpgroup's state] */
-  float *initial;                               /* [unit][head of the block][fragment], or absent */
-  float *decays;                                /* [piece][head of the block]: as segment_decay */
-  int32_t *ready;                               /* [block][head of the block] */
+  int32_t n_units, per_group, n_groups; /* per_group: units of a group */
+  int32_t n_chunks, n_blocks, per_block,
+      longer;     /* a block takes per_block chunks of those of all units, the first `longer` blocks one more */
+  int32_t adds;   /* output to what is there: of more states than a kernel takes, those behind the first */
+  int32_t back;   /* from the last chunk to the first */
+  int32_t joins;  /* 1: pieces begin with what kr_ssd_hopper_join leaves; 0: with what the block before hands over */
+  float *states;  /* [piece or block][head of the block][fragment of a warpgroup's state] */
+  float *initial; /* [unit][head of the block][fragment], or absent */
+  float *decays;  /* [piece][head of the block]: as segment_decay */
+  void *tiles;    /* (B,H,blocks of channels,chunks) of states as they lie in shared memory */
+  int32_t *ready; /* [block][head of the block] */
 } kr_ssd_hopper_plan;
 
 #endif

@@ -53,6 +53,8 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
   return !kr_has(v) || (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
+/* Why rows by chunks take no such tensors or options, or NULL. */
+const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
 /* Token by token, for heads that p->spoilt names. */
 int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 /* What rows by chunks need first: p->steps. */

@@ -16,6 +16,10 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args);
 
+const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args);
+uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args);
+
 #define KR_SSD_SCRATCH(row)                                              \
   uint64_t kr_ssd_##row(const krait_ctx *ctx, const void *args);         \
   uint64_t kr_ssd_bwd_##row(const krait_ctx *ctx, const void *args);

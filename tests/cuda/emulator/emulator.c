@@ -350,6 +350,15 @@ void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int
   memset(shared(to), 0xfb, (size_t)box_bytes(&b->map));
 }
 
+/* Bytes come at once. */
+void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
+  if ((to | (uint32_t)bytes | (uint32_t)(uintptr_t)from) % 16) fprintf(stderr, "emulator: %s: a bulk copy of %d bytes from %p to %u\n", launched->name, bytes, from, to), abort();
+  byte_barrier *b = byte_barrier_at(barrier);
+  memcpy(shared(to), from, (size_t)bytes);
+  b->bytes -= bytes;
+  end_phase(b);
+}
+
 /* The oldest box comes. */
 static int receive_box(void) {
   if (!n_boxes) return 0;

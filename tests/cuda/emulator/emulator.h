@@ -45,6 +45,7 @@ void kr_emulated_barrier_open(uint32_t barrier, int arrivals);
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes); /* announced before */
 void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity);
 void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]);
+void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier);
 uint64_t kr_emulated_parameters(void);
 void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
 /* d += a b of 64 x n x 16, a from a descriptor or, with registers, of this lane; is_bf16: else float16. */
@@ -126,6 +127,11 @@ KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int 
   const int at[4] = {x, y, z, w};
   kr_emulated_load_box(to, map, barrier, at);
 }
+KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) { kr_emulated_load_bytes(to, from, bytes, barrier); }
+KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) { __builtin_memcpy(to, kr_emulated_at(from), (size_t)bytes); }
+KR_DEV void kr_commit_stores(void) {}
+template <int N>
+KR_DEV void kr_stores_read(void) {}
 KR_DEV void kr_fetch_map(uint64_t map) { (void)map; }
 #define KR_PARAMETERS_ADDRESS(kernel, address) address = kr_emulated_parameters()
 template <int REGISTERS>

@@ -1,0 +1,491 @@
+/* ssd_hopper_bwd.cu: the SSD's gradient by warpgroups (sm_90a), chunk by chunk; states S before and their gradients M
+ * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to
+ * 64 or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group in
+ * turn, copied two ahead by one thread:
+ *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W B
+ *     from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
+ *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
+ *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
+ *   three warps beside the copying one: sums of dy x for dD, and <S, M>. */
+#include "ssd_bwd_sums.cuh"
+#include "ssd_hopper_tiles.cuh"
+
+#include "ssd_hopper_bwd_plan.h"
+
+enum {
+  THREADS = KR_SSD_HOPPER_BWD_THREADS,
+  STAGES = 2,
+  STAGE = (2 + 2 * BLOCKS) * TILE, /* x, dy, S, M */
+  B_AT = 0,
+  C_AT = B_AT + BLOCKS * TILE,
+  STAGES_AT = C_AT + BLOCKS * TILE,
+  OWN_AT = STAGES_AT + STAGES * STAGE,
+  STEPS_AT = OWN_AT + 2 * TILE,
+  BOTH_FULL = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
+  FULL = BOTH_FULL + 8,
+  EMPTY = FULL + 8 * STAGES,
+  SIDE_SUMS = EMPTY + 8 * STAGES,
+  D_AT = SIDE_SUMS + 8,
+  ALL_BARRIER = 3
+};
+
+typedef struct place {
+  int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
+} place;
+
+KR_DEV place here(const kr_ssd_bwd_plan &p) {
+  place at;
+  at.b = kr_block_z(), at.g = kr_block_y() / p.n_splits, at.chunk = kr_block_x(),
+  at.split = kr_block_y() - at.g * p.n_splits;
+  const int per_split = (p.f.heads + p.n_splits - 1) / p.n_splits, from = at.split * per_split, left = p.f.heads - from;
+  at.first = at.g * p.f.heads + from, at.n = (left < per_split ? left : per_split) * p.f.blocks_per_head;
+  if (at.n < 0) at.n = 0;
+  return at;
+}
+
+/* The i-th of a block's. */
+typedef struct slot {
+  int h, block, p0;
+} slot;
+KR_DEV slot slot_at(const kr_ssd_plan &f, const place &at, int i) {
+  const int head = i / f.blocks_per_head, block = i - head * f.blocks_per_head;
+  return slot{at.first + head, block, block * PB};
+}
+
+/* ---- beside ------------------------------------------------------------------------------------------------------ */
+
+KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps, uint32_t base) {
+  const kr_ssd_plan &f = p.f;
+  const uint64_t map_x = maps, map_dy = maps + sizeof(kr_ssd_map), map_B = maps + 2 * sizeof(kr_ssd_map),
+                 map_C = maps + 3 * sizeof(kr_ssd_map);
+  const int t0 = at.chunk * Q;
+  kr_barrier_expect(base + BOTH_FULL, 2 * BLOCKS * TILE);
+#pragma unroll
+  for (int n = 0; n < BLOCKS; n++) {
+    kr_load_box(base + B_AT + n * TILE, map_B, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
+    kr_load_box(base + C_AT + n * TILE, map_C, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
+  }
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES;
+    const slot s = slot_at(f, at, i);
+    const uint32_t to = base + STAGES_AT + stage * STAGE, full = base + FULL + 8 * stage;
+    const int64_t row = (int64_t)at.b * f.H + s.h,
+                  tile = ((row * f.blocks_per_head + s.block) * p.n_chunks + at.chunk) * (BLOCKS * TILE);
+    kr_barrier_await(base + EMPTY + 8 * stage, parity_of(i, STAGES) ^ 1);
+    kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES);
+    kr_load_box(to, map_x, full, s.p0, t0, s.h, at.b);
+    kr_load_box(to + TILE, map_dy, full, s.p0, t0, s.h, at.b);
+    kr_load_bytes(to + 2 * TILE, (const char *)p.S + tile, BLOCKS * TILE, full);
+    kr_load_bytes(to + (2 + BLOCKS) * TILE, (const char *)p.M + tile, BLOCKS * TILE, full);
+    kr_load_bytes(base + STEPS_AT + stage * KR_SSD_STEPS_BYTES, steps_at(f, at.b, s.h, at.chunk), KR_SSD_STEPS_BYTES,
+                  full);
+  }
+}
+
+/* Sums of dy x over the chunk, for each channel: a lane takes two. */
+KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const unsigned char *x,
+                   const chunk_steps &steps) {
+  const int lane = kr_thread() & 31;
+  float low = 0, high = 0;
+#pragma unroll 8
+  for (int row = 0; row < Q; row++) {
+    const int where = kr_swizzle<128>(row, lane >> 2) + 4 * (lane & 3);
+    const uint32_t two = *(const uint32_t *)(x + where), dy = *(const uint32_t *)(x + TILE + where);
+    const int counts = !p.f.seq_idx || steps.segment[row] >= 0;
+    low = counts ? kr_fma(kr_unpack(two, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low) : low,
+    high = counts ? kr_fma(kr_unpack(two, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high) : high;
+  }
+  float *const to = p.parts + (((int64_t)at.b * p.n_chunks + at.chunk) * p.f.H + s.h) * (p.f.P + 2) + s.p0 + 2 * lane;
+  if (s.p0 + 2 * lane < p.f.P) to[0] = low;
+  if (s.p0 + 2 * lane + 1 < p.f.P) to[1] = high;
+}
+
+/* <S, M> of half of their tiles. */
+KR_DEV float pass_through(const unsigned char *S, int half) {
+  const unsigned char *const from = S + half * (BLOCKS * TILE / 2) + 16 * (kr_thread() & 31);
+  float v = 0;
+#pragma unroll 4
+  for (int i = 0; i < BLOCKS * TILE / 2 / 512; i++) {
+    const kr_raw16 s = *(const kr_raw16 *)(from + 512 * i), m = *(const kr_raw16 *)(from + BLOCKS * TILE + 512 * i);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      v = kr_fma(kr_unpack(s.w[k], 0, KR_DTYPE), kr_unpack(m.w[k], 0, KR_DTYPE),
+                 kr_fma(kr_unpack(s.w[k], 1, KR_DTYPE), kr_unpack(m.w[k], 1, KR_DTYPE), v));
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
+  return v;
+}
+
+/* A warp's sums, slot by slot: which: 0: dD; 1, 2: the halves of <S, M>, which meet in shared memory. */
+KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, unsigned char *shared, uint32_t base) {
+  float *const others = (float *)(shared + SIDE_SUMS);
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES;
+    const slot s = slot_at(p.f, at, i);
+    const unsigned char *const x = shared + STAGES_AT + stage * STAGE;
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    const float half = which ? pass_through(x + 2 * TILE, which - 1) : 0.0f;
+    if (which == 0 && p.dD.data && p.part == 0)
+      sum_dD(p, at, s, x, *(const chunk_steps *)(shared + STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    kr_sync_warp();
+    if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + EMPTY + 8 * stage);
+    if (which == 0) continue;
+    if (which == 2 && (kr_thread() & 31) == 0) others[i & 1] = half;
+    kr_sync_some<4, 64>();
+    if (which == 1 && (kr_thread() & 31) == 0) {
+      float &to = sums_at(p, at.b, s.h, at.chunk)->through;
+      to = half + others[i & 1] + (s.block || p.part ? to : 0.0f);
+    }
+  }
+}
+
+/* ---- the two warpgroups ------------------------------------------------------------------------------------------ */
+
+/* Sums over the four lanes of a row. */
+KR_DEV float add_row(float v) {
+  v += kr_shuffle_xor(v, 1);
+  return v + kr_shuffle_xor(v, 2);
+}
+
+KR_DEV void clear_all(float *d, int n) {
+#pragma unroll
+  for (int i = 0; i < n; i++) d[i] = 0;
+}
+
+/* Rows of a tile as a factor, as they are. */
+KR_DEV void take_factor(uint32_t (&w)[16], const unsigned char *tile, const lanes &me) {
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    uint32_t a[4];
+    take_matrices(a, tile, me, 2 * k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[4 * k + i] = a[i];
+  }
+}
+KR_DEV void scale_factor(uint32_t (&w)[16], float low, float high) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const float by = i & 1 ? high : low;
+    w[i] = pack(kr_unpack(w[i], 0, KR_DTYPE) * by, kr_unpack(w[i], 1, KR_DTYPE) * by);
+  }
+}
+
+/* Row sums of a product, in accumulators, times a factor. */
+KR_DEV void row_sums(const float (&d)[32], const uint32_t (&w)[16], float (&sums)[2]) {
+  sums[0] = sums[1] = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        sums[i & 1] =
+            kr_fma(d[8 * k + 4 * (i >> 1) + 2 * (i & 1) + e], kr_unpack(w[4 * k + i], e, KR_DTYPE), sums[i & 1]);
+}
+
+/* Of the first warpgroup: W, and what rows take from pairs. */
+KR_DEV void add_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
+                      const float (&CB)[32], float (&W)[32], float (&taken)[2]) {
+  taken[0] = taken[1] = 0;
+  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    if (j > 2 * me.warp + 1) continue; /* tokens after all of these */
+    const int column = 8 * j + 2 * me.q;
+    const kr_float2 from = *(const kr_float2 *)&s.from[column], other = *(const kr_float2 *)&s.segment[column];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const int row = me.row + 8 * r, at = 4 * j + 2 * r + k;
+        float w = xy[at] * kr_exp2(a[r] - from.v[k]);
+        if (j >= 2 * me.warp) w = column + k <= row ? w : 0.0f;
+        if (f.seq_idx) w = other.v[k] == s.segment[row] ? w : 0.0f;
+        W[at] += w;
+        if (j >= 2 * me.warp) w = column + k < row ? w : 0.0f;
+        taken[r] = kr_fma(w, CB[at], taken[r]);
+      }
+  }
+}
+
+/* Of the second: P^T as a factor, and what rows give to pairs. */
+KR_DEV void weigh_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
+                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2]) {
+  given[0] = given[1] = 0;
+  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    if (j < 2 * me.warp) { /* tokens before all of these */
+      w[2 * j] = w[2 * j + 1] = 0;
+      continue;
+    }
+    const int column = 8 * j + 2 * me.q;
+    const kr_float2 to = *(const kr_float2 *)&s.a[column], other = *(const kr_float2 *)&s.segment[column];
+    float v[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const int row = me.row + 8 * r, at = 4 * j + 2 * r + k;
+        float p = BC[at] * kr_exp2(to.v[k] - a[r]);
+        if (j <= 2 * me.warp + 1) p = column + k >= row ? p : 0.0f;
+        if (f.seq_idx) p = other.v[k] == s.segment[row] ? p : 0.0f;
+        v[r][k] = p;
+        if (j <= 2 * me.warp + 1) p = column + k > row ? p : 0.0f;
+        given[r] = kr_fma(p, xy[at], given[r]);
+      }
+    w[2 * j] = pack(v[0][0], v[0][1]), w[2 * j + 1] = pack(v[1][0], v[1][1]);
+  }
+}
+
+/* A warp's rows of a tile to rows of `to`, which has a token a row: `columns` of them; adds: to what is there. */
+KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_tensor &v, uint16_t *to, int n_rows,
+                       int columns, int adds) {
+  const int chunk = me.lane & 7, left = columns - 8 * chunk;
+  to += (16 * me.warp + (me.lane >> 3)) * v.t + 8 * chunk;
+#pragma unroll
+  for (int i = 0; i < 4; i++, to += 4 * v.t) {
+    const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
+    kr_raw16 eight = read_shared(tile + kr_swizzle<128>(row, chunk));
+    if (row >= n_rows || left <= 0) continue;
+    if (adds) add_halves(eight, *(const kr_raw16 *)to);
+    if (left >= 8) {
+      write_global(to, eight);
+      continue;
+    }
+#pragma unroll
+    for (int n = 0; n < 7; n++)
+      if (n < left) to[n] = (uint16_t)(eight.w[n >> 1] >> 16 * (n & 1));
+  }
+}
+
+/* dB or dC, or a split's part of it. */
+KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const lanes &me, const kr_ssd_tensor &whole,
+                         const kr_ssd_tensor &part, unsigned char *tile, const float (&d)[N / 2]) {
+  const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
+  if (p.n_splits > 1) {
+    float *const to = (float *)part.data + ((int64_t)at.split * p.f.B + at.b) * part.b + (t0 + me.row) * part.t +
+                      at.g * part.h + 2 * me.q;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+      const int n = 8 * (i >> 2) + (i & 1), r = 8 * (i >> 1 & 1);
+      if (me.row + r < n_rows && n + 2 * me.q < p.f.N) to[r * part.t + n] = d[i];
+    }
+    return;
+  }
+  if (!whole.data) return;
+#pragma unroll
+  for (int k = 0; k < BLOCKS; k++) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float *const e = d + 32 * k + 4 * j;
+      put_matrices(tile, me, j, pack(e[0], e[1]), pack(e[2], e[3]), pack(e[4], e[5]), pack(e[6], e[7]));
+    }
+    kr_sync_warp();
+    store_rows(tile, me, whole,
+               (uint16_t *)whole.data + at.b * whole.b + (int64_t)t0 * whole.t + at.g * whole.h + 64 * k, n_rows,
+               p.f.N - 64 * k, 0);
+    kr_sync_warp();
+  }
+}
+
+KR_DEV void pack_all(const float (&d)[32], uint32_t (&w)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) w[i] = pack(d[2 * i], d[2 * i + 1]);
+}
+
+/* W to a tile, rows i. */
+KR_DEV void put_factor(unsigned char *tile, const lanes &me, const uint32_t (&w)[16]) {
+#pragma unroll
+  for (int k = 0; k < 4; k++) put_matrices(tile, me, 2 * k, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3]);
+}
+
+/* d = A F^T over a tile of 64 columns, under way. */
+KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + k * KR_K_STEP_BYTES), kr_k_major(F + k * KR_K_STEP_BYTES),
+                                       k > 0);
+  kr_wgmma_commit();
+}
+
+KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
+  float CB[32], W[32], dC[N / 2];
+  uint32_t w[16];
+  clear_all(W, 32), clear_all(dC, N / 2);
+  kr_barrier_await(base + BOTH_FULL, 0);
+  start_product(base + C_AT, base + B_AT, CB);
+  kr_wgmma_wait<64, 0>(CB);
+#pragma unroll 1
+  for (int i = 0; i < at.n; i++) {
+    const lanes me = lanes_of(anew(kr_thread()));
+    const int stage = i % STAGES;
+    const slot s = slot_at(p.f, at, i);
+    const uint32_t x = uniform(base + STAGES_AT + stage * STAGE);
+    const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    float xy[32], d[32], taken[2], before[2];
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    start_tile(x + TILE, x, xy);
+    start_product(base + C_AT, x + 2 * TILE, d);
+    kr_wgmma_wait<64, 1>(xy);
+    add_pairs(p.f, me, steps, xy, CB, W, taken);
+    take_factor(w, dy, me);
+    kr_wgmma_wait<64, 0>(d);
+    row_sums(d, w, before);
+    const float low = state_reaches(steps, me.row), high = state_reaches(steps, me.row + 8);
+    scale_factor(w, low, high);
+    start_sum<N>(x + 2 * TILE, w, dC, 1);
+    taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
+    before[1] = high * add_row(before[1]);
+    if (me.q == 0) {
+      token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int row = me.row + 8 * r;
+        if (s.block || p.part) taken[r] += to.taken[row], before[r] += to.of[row].v[0];
+        to.taken[row] = taken[r], to.of[row].v[0] = before[r];
+      }
+    }
+    kr_wgmma_wait<N, 0>(dC);
+    release(base + EMPTY + 8 * stage, me);
+  }
+  pack_all(W, w);
+  put_factor(shared + OWN_AT, whole, w);
+  kr_show_to_copies();
+  kr_sync_at<256>(ALL_BARRIER);
+  start_sum<N>(base + B_AT, w, dC, 1);
+  kr_wgmma_wait<N, 0>(dC);
+  kr_sync_at<256>(ALL_BARRIER); /* the other warpgroup has read W */
+  store_matrix(p, at, whole, p.dC, p.sum_C, shared + OWN_AT, dC);
+}
+
+KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
+  const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
+  unsigned char *const own = shared + OWN_AT + TILE;
+  float BC[32], dB[N / 2];
+  uint32_t w[16];
+  clear_all(dB, N / 2);
+  kr_barrier_await(base + BOTH_FULL, 0);
+  start_product(base + B_AT, base + C_AT, BC);
+  kr_wgmma_wait<64, 0>(BC);
+#pragma unroll 1
+  for (int i = 0; i < at.n; i++) {
+    const lanes me = lanes_of(anew(kr_thread()));
+    const int stage = i % STAGES;
+    const slot s = slot_at(p.f, at, i);
+    const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), M = to_x + (2 + BLOCKS) * TILE;
+    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    float xy[32], d[32], given[2], after[2], inputs[2], size[2], into[2];
+    uint32_t inner[16];
+    float *const D = (float *)(shared + D_AT) + (i & 1) * PB;
+    if (p.f.D.data && me.thread < PB)
+      D[me.thread] = s.p0 + me.thread < p.f.P
+                         ? kr_load(p.f.D.data, s.h * p.f.D.h + (int64_t)(s.p0 + me.thread) * p.f.D.n, p.f.D.dtype)
+                         : 0.0f;
+    sync_group(me);
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
+    start_tile(to_x, to_x + TILE, xy);
+    start_product(base + B_AT, M, d);
+    kr_wgmma_wait<64, 1>(xy);
+    weigh_pairs(p.f, me, steps, xy, BC, inner, given);
+    take_factor(w, x, me);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = me.row + 8 * r;
+      size[r] = steps.d[row], into[r] = steps.segment[row] == steps.last ? kr_exp2(steps.total - steps.a[row]) : 0.0f;
+    }
+    kr_wgmma_wait<64, 0>(d);
+#pragma unroll
+    for (int k = 0; k < 32; k++) d[k] *= into[k >> 1 & 1];
+    row_sums(d, w, after);
+    start_sum<64>(to_x + TILE, inner, d, 1);
+    kr_wgmma_wait<64, 0>(d);
+    row_sums(d, w, inputs);
+    scale_factor(w, into[0] * size[0], into[1] * size[1]);
+    start_sum<N>(M, w, dB, 1);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      given[r] = size[r] * add_row(given[r]), after[r] = size[r] * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+    if (me.q == 0) {
+      token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float *const v = to.of[me.row + 8 * r].v;
+        if (s.block || p.part) after[r] += v[1], inputs[r] += v[2], given[r] += v[3];
+        v[1] = after[r], v[2] = inputs[r], v[3] = given[r];
+      }
+    }
+    if (p.dx.data) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        float e[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) e[k] = d[4 * j + k] * size[k >> 1 & 1];
+        if (p.f.D.data) {
+          uint32_t dy[4];
+          take_matrices(dy, x + TILE, me, j);
+#pragma unroll
+          for (int k = 0; k < 8; k++) {
+            e[k] = kr_fma(D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
+                          kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
+          }
+        }
+        uint32_t two[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          two[k] = p.f.seq_idx && steps.segment[me.row + 8 * (k & 1)] < 0 ? 0 : pack(e[2 * k], e[2 * k + 1]);
+        put_matrices(own, me, j, two[0], two[1], two[2], two[3]);
+      }
+      kr_sync_warp();
+      store_rows(own, me, p.dx, (uint16_t *)p.dx.data + at.b * p.dx.b + (int64_t)t0 * p.dx.t + s.h * p.dx.h + s.p0,
+                 n_rows, p.f.P - s.p0, p.part);
+      kr_sync_warp();
+    }
+    kr_wgmma_wait<N, 0>(dB);
+    release(base + EMPTY + 8 * stage, me);
+  }
+  kr_sync_at<256>(ALL_BARRIER);
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + OWN_AT + k * KR_MN_STEP_BYTES, TILE),
+                                      kr_mn_major(base + C_AT + k * KR_MN_STEP_BYTES, TILE), 1);
+  kr_wgmma_commit();
+  kr_wgmma_wait<N, 0>(dB);
+  kr_sync_at<256>(ALL_BARRIER);
+  store_matrix(p, at, whole, p.dB, p.sum_B, own, dB);
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd_plan plan) {
+  KR_DYNAMIC_SHARED(all);
+  const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
+  unsigned char *const shared = all + (base - start);
+  const place at = here(plan.q);
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner, maps);
+  if (kr_thread() == 0) {
+    kr_barrier_open(base + BOTH_FULL, 1);
+    for (int i = 0; i < STAGES; i++)
+      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
+    kr_barriers_opened();
+  }
+  kr_sync();
+  if (kr_thread() < 128) {
+    kr_give_registers<40>();
+    if (kr_thread() == 0)
+      copy_slots(plan.q, at, maps, base);
+    else if (kr_thread() >= 32)
+      sum_beside(plan.q, at, kr_thread() / 32 - 1, shared, base);
+  } else {
+    kr_take_registers<232>();
+    const lanes me = lanes_of(kr_thread());
+    if (me.w == 0)
+      take(plan.q, at, me, shared, base);
+    else
+      give(plan.q, at, me, shared, base);
+  }
+}

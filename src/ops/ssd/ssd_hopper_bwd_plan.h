@@ -1,0 +1,19 @@
+/* ssd_hopper_bwd_plan.h: what the host tells the kernel for warpgroups of the SSD's gradient (ssd_hopper_bwd.cu). */
+#ifndef KR_SSD_HOPPER_BWD_PLAN_H
+#define KR_SSD_HOPPER_BWD_PLAN_H
+
+#include "ssd_bwd_plan.h"
+#include "ssd_hopper_plan.h"
+
+#define KR_SSD_HOPPER_BWD_THREADS 384
+/* B and C; two stages of x, dy, the states' tiles and step sizes; a tile for each warpgroup; D, barriers. */
+#define KR_SSD_HOPPER_BWD_SHARED(N)                                                                        \
+  (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + 2 * (2 + 2 * ((N) / 64)) + 2) + 2 * KR_SSD_STEPS_BYTES + \
+   2 * KR_SSD_P * 4 + 256)
+
+typedef struct kr_ssd_hopper_bwd_plan {
+  kr_ssd_map x, dy, Bmat, Cmat;
+  kr_ssd_bwd_plan q; /* S and M: tiles as kr_ssd_hopper_states leaves them */
+} kr_ssd_hopper_bwd_plan;
+
+#endif

@@ -1,0 +1,113 @@
+/* ssd_hopper_tiles.cuh: what the SSD's kernels for warpgroups share: lanes of a warpgroup, tiles of 64 rows of 128
+ * bytes between registers and shared memory, products of them. */
+#ifndef KR_SSD_HOPPER_TILES_CUH
+#define KR_SSD_HOPPER_TILES_CUH
+
+#include "ssd_mma.cuh"
+#include "wgmma.cuh"
+
+#include "ssd_hopper_plan.h"
+
+enum { N = KR_N, BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, OWN_BARRIER = 1 };
+
+#ifdef KR_EMULATE
+KR_DEV uint32_t uniform(uint32_t v) { return v; }
+KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
+KR_DEV void write_global(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
+#else
+/* What all lanes of the warp have alike, so that the compiler knows it: descriptors are then made once a warp. */
+KR_DEV uint32_t uniform(uint32_t v) {
+  uint32_t u;
+  asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(u) : "r"(v));
+  return u;
+}
+/* 16 bytes in one access: the compiler would take it apart. */
+KR_DEV kr_raw16 read_shared(const unsigned char *from) {
+  kr_raw16 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "r"(kr_shared_at(from))
+               : "memory");
+  return v;
+}
+KR_DEV void write_global(void *to, const kr_raw16 &v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+               : "memory");
+}
+#endif
+
+/* w: of the multiplying warpgroups, behind the first. */
+typedef struct lanes {
+  int w, thread, warp, lane, g, q, row;
+} lanes;
+
+KR_DEV lanes lanes_of(int thread) {
+  const int t = thread & 127;
+  return lanes{(int)uniform(thread / 128) - 1, t, t >> 5, t & 31, (t & 31) >> 2, t & 3,
+               16 * (t >> 5) + ((t & 31) >> 2)};
+}
+
+/* The how many-th use of a ring. */
+KR_DEV uint32_t parity_of(int use, int n_stages) { return (uint32_t)(use / n_stages) & 1; }
+
+KR_DEV void sync_group(const lanes &me) { kr_sync_at<128>(OWN_BARRIER + me.w); }
+
+/* Each warp of the warpgroup is done with it. */
+KR_DEV void release(uint32_t barrier, const lanes &me) {
+  kr_sync_warp();
+  if (me.lane == 0) kr_barrier_arrive(barrier);
+}
+
+/* Four 8 x 8 matrices of pairs, to rows row and row + 8 and chunks `chunk` and the next of a tile. */
+KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c,
+                         uint32_t d) {
+#ifdef KR_EMULATE
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk) + 4 * me.q) = a;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk) + 4 * me.q) = b;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row, chunk + 1) + 4 * me.q) = c;
+  *(uint32_t *)(tile + kr_swizzle<128>(me.row + 8, chunk + 1) + 4 * me.q) = d;
+#else
+  kr_store_matrices(kr_shared_at(tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4))), a, b,
+                    c, d);
+#endif
+}
+
+/* The same four of a warp's rows, from them. */
+KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lanes &me, int chunk) {
+  kr_load_matrices(d, tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4)));
+}
+
+/* Eight elements of storage and eight more. */
+KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    to.w[k] = pack(kr_unpack(to.w[k], 0, KR_DTYPE) + kr_unpack(v.w[k], 0, KR_DTYPE),
+                   kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
+}
+
+/* d = A F^T, A and F of 64 rows and N columns, under way. */
+KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + i * TILE + k * KR_K_STEP_BYTES),
+                                         kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
+  kr_wgmma_commit();
+}
+
+/* d += w F, w in registers, F of 64 rows and WIDTH columns, under way. first: 0: d = w F. */
+template <int WIDTH>
+KR_DEV void start_sum(uint32_t F, const uint32_t (&w)[16], float (&d)[WIDTH / 2], int first) {
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step_registers<WIDTH, half_type, 1>(d, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3],
+                                                 kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), k > 0 || first);
+  kr_wgmma_commit();
+}
+
+#endif
