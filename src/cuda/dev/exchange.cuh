@@ -14,9 +14,6 @@ KR_DEV void kr_add_bytes(void *to, uint32_t from, int bytes) {
   const float *const values = (const float *)kr_emulated_at(from);
   for (int i = 0; i < bytes / 4; i++) ((float *)to)[i] += values[i];
 }
-KR_DEV void kr_commit_stores(void) {}
-template <int N>
-KR_DEV void kr_stores_read(void) {}
 /* The address of a row goes to its lanes in halves, which a float holds exactly. */
 KR_DEV void kr_store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32_t words[4] = {a, b, c, d};
