@@ -104,17 +104,23 @@ static double lr_of(const run *r, int64_t epoch) {
 
 /* ---- batches ---- */
 
+static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
+  const run *r = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    const float re = r->com[2 * i], im = r->com[2 * i + 1];
+    r->mag[i] = sqrtf(re * re + im * im), r->pha[i] = atan2f(im, re);
+  }
+}
+
 /* Spectra of a step's samples; N is whole frames. */
 static int32_t make_batch(run *r, const float *noisy, const float *clean, kr_batch *batch) {
   const int64_t plane = r->F * r->T;
   for (int64_t b = 0; b < r->B; b++) {
     KR_TRY(kr_stft_forward(r->stft, noisy + b * r->N, r->N, 0.3, r->com_in + 2 * b * plane));
     KR_TRY(kr_stft_forward(r->stft, clean + b * r->N, r->N, 0.3, r->com + 2 * b * plane));
-    for (int64_t i = b * plane; i < (b + 1) * plane; i++) {
-      const float re = r->com[2 * i], im = r->com[2 * i + 1];
-      r->mag[i] = sqrtf(re * re + im * im), r->pha[i] = atan2f(im, re);
-    }
   }
+  kr_parallel(r->ctx, r->B * plane, 8192, take_apart, r);
   *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = clean};
   return KRAIT_OK;
 }
