@@ -80,10 +80,19 @@ static void want(recorded *r, const char *name, kr_tensor of, const krait_view *
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }
 
-/* What a forward call kept is read instead of being computed again, where it is stored as the block stores it. */
+/* What a forward call kept is read instead of being computed again; first of all as a copy, where its tokens are not rows of one matrix. */
 static void use_kept(recorded *r, const char *name, kr_tensor t, const krait_view *view) {
-  const kr_tensor kept = t ? argument(r, view, KR_IN, name, kr_graph_dims(r->g, t)) : 0;
-  if (kept) kr_graph_read_instead(r->g, t, kept);
+  const kr_dims dims = kr_graph_dims(r->g, t);
+  kr_tensor kept = t ? argument(r, view, KR_IN, name, dims) : 0;
+  if (!kept) return;
+  if (!kr_graph_can_reshape(r->g, kept, KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]))) {
+    const kr_tensor rows = kr_graph_temp(r->g, view->dtype, dims);
+    kr_graph_pointwise(r->g, name, (krait_pointwise_args){.x_scale = 1}, kept, 0, rows);
+    if (kr_graph_status(r->g) < 0) return;
+    kr_graph_move_last(r->g, 0);
+    kept = rows;
+  }
+  kr_graph_read_instead(r->g, t, kept);
 }
 
 static void record_backward(kr_graph *g, const void *args, int32_t dtype) {

@@ -23,7 +23,7 @@ static void run_case(const kr_op *op, const krait_ctx *ctx, kr_case *c) {
   free(call->scratch);
 }
 
-static const char *const op_names[] = {"causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_bwd", "ssd", "ssd_bwd", "attention", "attention_bwd", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd", "mamba_inner", "mamba_inner_bwd"};
+static const char *const op_names[] = {"causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_bwd", "ssd", "ssd_bwd", "attention", "attention_bwd", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd", "mamba_inner", "mamba_inner_bwd", "mamba2_inner", "mamba2_inner_bwd"};
 enum { N_OPS = sizeof op_names / sizeof *op_names };
 
 static void bits_do_not_depend_on_threads(void **state) {

@@ -18,6 +18,7 @@ static double f(const krait_pointwise_args *a, double x) {
 static double element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
   const double x = kr_has(&a->x) ? f(a, kr_get(&a->x, kr_at4(&a->x, i, j, k, n))) : 1;
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0;
+  if (!product && !kr_has(&a->y)) return x * a->x_scale; /* a copy keeps the sign of 0 */
   const double y = kr_has(&a->y) ? kr_get(&a->y, kr_at4(&a->y, i, j, k, n)) : product;
   return product ? x * y * a->x_scale : x * a->x_scale + y * a->y_scale;
 }

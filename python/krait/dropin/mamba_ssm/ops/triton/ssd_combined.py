@@ -63,7 +63,7 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
     assert outproj_weight is not None or outproj_bias is None, "outproj_bias needs outproj_weight"
     d_mlp, dim, heads, _ = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
     assert rmsnorm_weight is None or rmsnorm_weight.shape == (dim,), "rmsnorm_weight %s is not (%d)" % (tuple(rmsnorm_weight.shape), dim)
-    options = Mamba2Options(dim // heads, ngroups, d_mlp, activation is not None, bool(norm_before_gate), float(rmsnorm_eps), *_limits(dt_limit), False,
+    options = Mamba2Options(dim // heads, ngroups, d_mlp, activation is not None, bool(norm_before_gate), 0.0 if rmsnorm_eps is None else float(rmsnorm_eps), *_limits(dt_limit), False,
                             bool(return_final_states))
     out, final = mamba2_block(zxbcdt, Mamba2Weights(None, None, conv1d_weight, conv1d_bias, dt_bias, A, D, rmsnorm_weight, outproj_weight, outproj_bias,
                                                     initial_states, seq_idx), options)
