@@ -1,6 +1,7 @@
-/* language.c: Mamba and Mamba-2 language models of random weights on a GPU beside the same on the CPU: a prompt, then steps of several sequences, launched one by
- * one at first, then as one graph of the driver. Compiled twice: for a machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that
- * run on the host; usage then: emulated_language LIBRARY. */
+/* language.c: Mamba and Mamba-2 language models of random weights on a GPU beside the same on the CPU: a prompt, then
+ * steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled twice: for a
+ * machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host; usage then:
+ * emulated_language LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -20,12 +21,26 @@ enum { IS_EMULATED = 0 };
 enum { SLOTS = 10, PROMPT = IS_EMULATED ? 7 : 19, STEPS = IS_EMULATED ? 2 : 5, V = IS_EMULATED ? 75 : 331 };
 
 static krait_ctx *cpu, *gpu;
-#define WORKS(call) do { if ((call) < 0) fail_msg("%s", krait_error_detail()); } while (0)
+#define WORKS(call)                                       \
+  do {                                                    \
+    if ((call) < 0) fail_msg("%s", krait_error_detail()); \
+  } while (0)
 
 static kr_mlm_config config_of(int32_t mixer) {
   const int is_second = mixer == KR_MIXER_MAMBA2;
   const int64_t d = IS_EMULATED ? 64 : 512;
-  kr_mlm_config c = {.mixer = mixer, .d = d, .n_layers = IS_EMULATED ? 2 : 3, .V = V, .n_used = V - 2, .Di = 2 * d, .N = is_second ? 32 : 16, .W = 4, .eps = 1e-5f, .is_rms = 1, .G = 1, .R = d / 32 * 8};
+  kr_mlm_config c = {.mixer = mixer,
+                     .d = d,
+                     .n_layers = IS_EMULATED ? 2 : 3,
+                     .V = V,
+                     .n_used = V - 2,
+                     .Di = 2 * d,
+                     .N = is_second ? 32 : 16,
+                     .W = 4,
+                     .eps = 1e-5f,
+                     .is_rms = 1,
+                     .G = 1,
+                     .R = d / 32 * 8};
   c.H = is_second ? c.Di / 32 : 1;
   c.P = c.Di / c.H;
   return c;
@@ -71,7 +86,8 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
     for (int64_t b = 0; b < B; b++) {
       const float *row = got + b * V;
       for (int64_t i = 0; i < V - 2; i++)
-        if (row[i] > row[best[b]] || (row[i] == row[best[b]] && i < best[b])) fail_msg("sequence %lld: %lld is likelier than %d", (long long)b, (long long)i, best[b]);
+        if (row[i] > row[best[b]] || (row[i] == row[best[b]] && i < best[b]))
+          fail_msg("sequence %lld: %lld is likelier than %d", (long long)b, (long long)i, best[b]);
     }
   }
 }
@@ -85,20 +101,29 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
   WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_mlm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 2 : 3); i++) compare(there, here, batches[i], bound, &most);
-  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(dtype), narrow ? ", states too" : "", most);
+  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(dtype),
+         narrow ? ", states too" : "", most);
   kr_mlm_close(&here);
   kr_mlm_close(&there);
 }
 
 static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
 static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 0, 4e-3); }
-static void mamba_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 0, 3e-2); }
+static void mamba_bfloat16(void **state) {
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 0, 3e-2);
+}
 static void mamba2_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F32, 0, 2e-5); }
 static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 0, 4e-3); }
-static void mamba2_bfloat16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 0, 3e-2); }
+static void mamba2_bfloat16(void **state) {
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 0, 3e-2);
+}
 
-static void mamba_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 6e-3); }
-static void mamba2_narrow_states(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 6e-3); }
+static void mamba_narrow_states(void **state) {
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 6e-3);
+}
+static void mamba2_narrow_states(void **state) {
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 6e-3);
+}
 
 static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 4e-3); }
 static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 4e-3); }
@@ -116,15 +141,23 @@ int main(int argc, char **argv) {
 #else
   (void)argc, (void)argv;
 #endif
-  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &cpu) < 0) return 1;
-  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER}, &gpu) < 0) {
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &cpu) < 0)
+    return 1;
+  if (krait_ctx_open(
+          &(krait_ctx_options){
+              .size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER},
+          &gpu) < 0) {
     printf("skipped: %s\n", krait_error_detail());
     krait_ctx_close(&cpu);
     return 77;
   }
-  const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states)};
-  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba_bfloat16), cmocka_unit_test(mamba_narrow_states), cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_q8), cmocka_unit_test(mamba2_narrow_states),
-                                     cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16), cmocka_unit_test(mamba2_bfloat16)};
+  const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba2_float16),
+                                   cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
+      cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
+      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16),
+      cmocka_unit_test(mamba2_bfloat16)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);

@@ -104,6 +104,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(gated_norm, &a->x, &a->weight, &a->out);
     krait_gated_norm_args *a = (krait_gated_norm_args *)args;
     a->R = a->M = a->group_size = 2;
+  } else if (!strcmp(op, "mamba_decode")) {
+    GIVE(mamba_decode, &a->dt_proj, &a->x, &a->norm_weight, &a->in_proj, &a->conv_weight, &a->x_proj, &a->dt_bias, &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
+    krait_mamba_decode_args *a = (krait_mamba_decode_args *)args;
+    a->B = a->Y = a->D = a->E = a->N = a->W = a->R = a->n_states = 2, a->H = a->G = 1;
   } else if (!strcmp(op, "mamba_inner")) {
     GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->out);
     krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;

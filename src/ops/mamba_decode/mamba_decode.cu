@@ -1,7 +1,9 @@
-/* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors. Between two products all blocks wait for each other; weights do
- * not depend on what is computed, so every lane keeps KR_DEPTH runs of them on their way into its own part of shared memory, across products, waits and layers:
- * memory is never idle. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums go through shared memory in the order of warps.
- * The same kernel runs a range of phases: where a device cannot hold all blocks at once, each phase is a launch. */
+/* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors.
+ * Between two products all blocks wait for each other; weights do not depend on what is computed, so every lane keeps
+ * KR_DEPTH runs of them on their way into its own part of shared memory, across products, waits and layers: memory is
+ * never idle. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
+ * go through shared memory in the order of warps. The same kernel runs a range of phases: where a device cannot hold
+ * all blocks at once, each phase is a launch. */
 #include "mamba_decode_plan.h"
 #include "mma.cuh"
 
@@ -24,7 +26,8 @@ KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0]
 KR_DEV float from_half(uint16_t h) { return DTYPE == KRAIT_F16 ? kr_from_f16(h) : kr_from_bf16(h); }
 KR_DEV uint16_t to_half(float v) { return DTYPE == KRAIT_F16 ? kr_to_f16(v) : kr_to_bf16(v); }
 
-/* ---- what belongs to a block ---------------------------------------------------------------------------------------------- */
+/* ---- what belongs to a block
+ * ---------------------------------------------------------------------------------------------- */
 
 typedef struct range {
   int from, n;
@@ -36,7 +39,8 @@ KR_DEV range part_of(int n) {
 
 typedef struct shares {
   const kr_decode_matrix *matrices; /* by kinds of phases */
-  range channels, columns, width;   /* of the inner width; of x_proj's rows, or of in_proj's rows behind z and x; of the model's width */
+  range channels, columns,
+      width; /* of the inner width; of x_proj's rows, or of in_proj's rows behind z and x; of the model's width */
 } shares;
 
 KR_DEV int kind_of(const kr_decode_plan &p, int phase) {
@@ -61,10 +65,13 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
   if (kind == KR_DECODE_SCAN) return s.channels.from + r;
   if (kind == KR_DECODE_OUT) return s.width.from + r;
   const int n = s.channels.n;
-  return r < n ? s.channels.from + r : r < 2 * n ? p.inner + s.channels.from + r - n : 2 * p.inner + s.columns.from + r - 2 * n;
+  return r < n       ? s.channels.from + r
+         : r < 2 * n ? p.inner + s.channels.from + r - n
+                     : 2 * p.inner + s.columns.from + r - 2 * n;
 }
 
-/* ---- weights on their way -------------------------------------------------------------------------------------------------- */
+/* ---- weights on their way
+ * -------------------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
   const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
@@ -74,10 +81,13 @@ typedef struct cursor {
 
 /* Bytes of a row of a phase's weight. */
 template <int Q8>
-KR_DEV int row_bytes(const kr_decode_plan &p, int kind) { return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2); }
+KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
+  return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2);
+}
 
 KR_DEV void set_rows(cursor &c, const kr_decode_plan &p, const shares &s) {
-  const int kind = kind_of(p, c.phase), lane = kr_thread() & 31, g = c.tile * TILE + lane / 4, n = rows_of(p, s, kind), layer = layer_of(p, c.phase);
+  const int kind = kind_of(p, c.phase), lane = kr_thread() & 31, g = c.tile * TILE + lane / 4, n = rows_of(p, s, kind),
+            layer = layer_of(p, c.phase);
   const kr_decode_matrix m = s.matrices[kind];
   const unsigned char *base = m.data + layer * m.layer + 16 * (lane % 4);
   const int low = row_at(p, s, kind, g), high = row_at(p, s, kind, g + 8);
@@ -93,7 +103,8 @@ KR_DEV void find_product(cursor &c, const kr_decode_plan &p, const shares &s) {
   const int warp = kr_thread() / 32;
   for (; c.phase < p.phase_to; c.phase++) {
     const int kind = kind_of(p, c.phase);
-    c.bytes = row_bytes<Q8>(p, kind), c.n_steps = (c.bytes + STEP_BYTES - 1) / STEP_BYTES, c.n_tiles = (rows_of(p, s, kind) + TILE - 1) / TILE;
+    c.bytes = row_bytes<Q8>(p, kind), c.n_steps = (c.bytes + STEP_BYTES - 1) / STEP_BYTES,
+    c.n_tiles = (rows_of(p, s, kind) + TILE - 1) / TILE;
     c.tile = 0, c.step = warp;
     if (c.n_tiles > 0 && warp < c.n_steps) return set_rows(c, p, s);
   }
@@ -109,7 +120,8 @@ KR_DEV void advance(cursor &c, const kr_decode_plan &p, const shares &s) {
   find_product<Q8>(c, p, s);
 }
 
-/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each row. */
+/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each row.
+ */
 template <int Q8>
 KR_DEV void fetch(cursor &c, const kr_decode_plan &p, const shares &s, unsigned char *slot) {
   if (c.phase < p.phase_to) {
@@ -124,10 +136,12 @@ KR_DEV void fetch(cursor &c, const kr_decode_plan &p, const shares &s, unsigned 
 }
 
 KR_DEV void ask_for(const void *from, int64_t bytes) {
-  for (int64_t i = (int64_t)kr_thread() * 128; i < bytes; i += THREADS * 128) fetch_line((const unsigned char *)from + i);
+  for (int64_t i = (int64_t)kr_thread() * 128; i < bytes; i += THREADS * 128)
+    fetch_line((const unsigned char *)from + i);
 }
 
-/* ---- the block's memory ---------------------------------------------------------------------------------------------------- */
+/* ---- the block's memory
+ * ---------------------------------------------------------------------------------------------------- */
 
 typedef struct memory {
   unsigned char *ring; /* of this warp */
@@ -145,7 +159,8 @@ typedef struct block {
   int next; /* the unit to be used, modulo KR_DEPTH */
 } block;
 
-/* ---- products -------------------------------------------------------------------------------------------------------------- */
+/* ---- products
+ * -------------------------------------------------------------------------------------------------------------- */
 
 KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int k, int K) {
   const int token = (kr_thread() & 31) / 4;
@@ -160,7 +175,9 @@ KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
   return kr_pack((float)(int8_t)(word >> (16 * half)) * s, (float)(int8_t)(word >> (16 * half + 8)) * s, DTYPE);
 #else
   uint32_t biased, pair, two; /* 1024 and the byte above -128; then the byte */
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(biased) : "r"(word ^ 0x80808080u), "r"(0x64646464u), "r"(half ? 0x4342 : 0x4140));
+  asm("prmt.b32 %0, %1, %2, %3;"
+      : "=r"(biased)
+      : "r"(word ^ 0x80808080u), "r"(0x64646464u), "r"(half ? 0x4342 : 0x4140));
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(biased), "r"(0x64806480u));
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(two) : "r"(pair), "r"((uint32_t)scale << 16 | scale));
   return two;
@@ -168,20 +185,26 @@ KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
 }
 
 /* One unit of 8 bits: 16 inputs a lane. */
-KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K, float (&d)[4]) {
+KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K,
+                           float (&d)[4]) {
   const int lane = kr_thread() & 31, k = step * STEP_BYTES + 16 * (lane & 3), block = (lane & 3) / 2;
-  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane), x[2] = {inputs_at(p, m, k, K), inputs_at(p, m, k + 8, K)};
-  const uint16_t low_scale = (uint16_t)(*(const uint32_t *)(slot + 1024 + 4 * lane) >> (16 * block)), high_scale = (uint16_t)(*(const uint32_t *)(slot + 1152 + 4 * lane) >> (16 * block));
+  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
+                 x[2] = {inputs_at(p, m, k, K), inputs_at(p, m, k + 8, K)};
+  const uint16_t low_scale = (uint16_t)(*(const uint32_t *)(slot + 1024 + 4 * lane) >> (16 * block)),
+                 high_scale = (uint16_t)(*(const uint32_t *)(slot + 1152 + 4 * lane) >> (16 * block));
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const uint32_t a[4] = {scaled_pair(low.w[i], 0, low_scale), scaled_pair(high.w[i], 0, high_scale), scaled_pair(low.w[i], 1, low_scale), scaled_pair(high.w[i], 1, high_scale)};
+    const uint32_t a[4] = {scaled_pair(low.w[i], 0, low_scale), scaled_pair(high.w[i], 0, high_scale),
+                           scaled_pair(low.w[i], 1, low_scale), scaled_pair(high.w[i], 1, high_scale)};
     kr_mma_as(element(), d, a, x[i / 2].w[2 * (i % 2)], x[i / 2].w[2 * (i % 2) + 1]);
   }
 }
 
-KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K, float (&d)[4]) {
+KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K,
+                            float (&d)[4]) {
   const int lane = kr_thread() & 31;
-  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane), x = inputs_at(p, m, step * STEP_BYTES / 2 + 8 * (lane & 3), K);
+  const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
+                 x = inputs_at(p, m, step * STEP_BYTES / 2 + 8 * (lane & 3), K);
 #pragma unroll
   for (int pair = 0; pair < 4; pair += 2) {
     const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
@@ -192,7 +215,8 @@ KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsi
 /* results = the block's rows of the phase's weight times act. */
 template <int DEPTH, int Q8>
 KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
-  const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens, K = inputs_of(p, kind), n_steps = (row_bytes<Q8>(p, kind) + STEP_BYTES - 1) / STEP_BYTES;
+  const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens,
+            K = inputs_of(p, kind), n_steps = (row_bytes<Q8>(p, kind) + STEP_BYTES - 1) / STEP_BYTES;
   const int n_tiles = (rows_of(p, b.s, kind) + TILE - 1) / TILE, n_warps = n_steps < WARPS ? n_steps : WARPS;
   for (int tile = 0; tile < n_tiles; tile++) {
     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -200,8 +224,10 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
     for (int step = warp; step < n_steps; step += WARPS) {
       unsigned char *slot = b.m.ring + b.next * UNIT_BYTES(Q8);
       kr_copied<DEPTH - 1>();
-      if (Q8 && kind != KR_DECODE_SCAN) multiply_bytes(p, b.m, slot, step, K, d);
-      else multiply_halves(p, b.m, slot, step, K, d);
+      if (Q8 && kind != KR_DECODE_SCAN)
+        multiply_bytes(p, b.m, slot, step, K, d);
+      else
+        multiply_halves(p, b.m, slot, step, K, d);
       fetch<Q8>(b.c, p, b.s, slot);
       b.next = b.next + 1 == DEPTH ? 0 : b.next + 1;
     }
@@ -218,8 +244,10 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   kr_sync();
 }
 
-/* ---- inputs of products ----------------------------------------------------------------------------------------------------
- * All that does not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what this block itself wrote. */
+/* ---- inputs of products
+ * ---------------------------------------------------------------------------------------------------- All that does
+ * not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what this block
+ * itself wrote. */
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
@@ -275,7 +303,8 @@ KR_DEV void write_normed(unsigned char *act, int i, float scale, const float (&v
 }
 
 /* act = norm(row) w for every token; the sums of squares of a token's warps go through shared memory. */
-KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const dealt &at, const rows &from, int n, const uint16_t *w, const norm_weights &kept, float eps) {
+KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const dealt &at, const rows &from, int n,
+                        const uint16_t *w, const norm_weights &kept, float eps) {
   const int warp = kr_thread() / 32, exists = at.token < p.n_tokens;
   const int64_t row = (exists ? at.token : 0) * from.stride;
   const float *floats = from.floats ? from.floats + row : nullptr;
@@ -315,7 +344,8 @@ KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t
   for (int token = 0; token < p.n_tokens; token++)
     for (int i = 8 * kr_thread(); i < n; i += 16 * THREADS) {
       const int second = i + 8 * THREADS < n ? i + 8 * THREADS : i;
-      const kr_raw16 raw[2] = {*(const kr_raw16 *)(from + token * n + i), *(const kr_raw16 *)(from + token * n + second)};
+      const kr_raw16 raw[2] = {*(const kr_raw16 *)(from + token * n + i),
+                               *(const kr_raw16 *)(from + token * n + second)};
       *(kr_raw16 *)(m.act + token * p.act_pitch + 2 * i) = raw[0];
       *(kr_raw16 *)(m.act + token * p.act_pitch + 2 * second) = raw[1];
     }
@@ -331,12 +361,17 @@ KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
     }
 }
 
-/* ---- what is done with results --------------------------------------------------------------------------------------------- */
+/* ---- what is done with results
+ * --------------------------------------------------------------------------------------------- */
 
-KR_DEV float state_get(const kr_decode_state &s, int64_t at) { return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]); }
+KR_DEV float state_get(const kr_decode_state &s, int64_t at) {
+  return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]);
+}
 KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
-  if (s.is_float) ((float *)s.data)[at] = v;
-  else ((uint16_t *)s.data)[at] = to_half(v);
+  if (s.is_float)
+    ((float *)s.data)[at] = v;
+  else
+    ((uint16_t *)s.data)[at] = to_half(v);
 }
 
 /* A channel of a token: its last inputs and its taps, the last at the step itself. */
@@ -353,7 +388,9 @@ KR_DEV void read_taps(const kr_decode_plan &p, int layer, int slot, int c, taps 
   t.at = layer * p.conv_state.layer + (t.live ? slot : 0) * p.conv_state.slot + c * p.conv_state.channel;
   t.bias = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
 #pragma unroll
-  for (int k = 0; k < MOST_TAPS - 1; k++) t.window[k] = k < S ? state_get(p.conv_state, t.at + k * p.conv_state.last) : 0.0f, t.tap[k] = k < S ? from_half(from[k]) : 0.0f;
+  for (int k = 0; k < MOST_TAPS - 1; k++)
+    t.window[k] = k < S ? state_get(p.conv_state, t.at + k * p.conv_state.last) : 0.0f,
+    t.tap[k] = k < S ? from_half(from[k]) : 0.0f;
   t.last = from_half(from[S]);
 }
 
@@ -371,13 +408,16 @@ KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
   return kr_silu(kr_fma(newest, t.last, sum));
 }
 
-/* Unit i of what IN finishes: a channel of the block, or one of its columns; -1: the column is dt, which no convolution takes. */
+/* Unit i of what IN finishes: a channel of the block, or one of its columns; -1: the column is dt, which no convolution
+ * takes. */
 KR_DEV int channel_of(const kr_decode_plan &p, const shares &s, int r) {
   if (r < s.channels.n) return s.channels.from + r;
   const int column = s.columns.from + r - s.channels.n;
   return column < p.n_columns - p.H ? p.inner + column : -1;
 }
-KR_DEV int units_of_in(const kr_decode_plan &p, const shares &s) { return (s.channels.n + (p.is_second ? s.columns.n : 0)) * p.n_tokens; }
+KR_DEV int units_of_in(const kr_decode_plan &p, const shares &s) {
+  return (s.channels.n + (p.is_second ? s.columns.n : 0)) * p.n_tokens;
+}
 
 KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, int i) {
   const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, r = i / B, token = i - r * B;
@@ -431,8 +471,10 @@ typedef struct unit_place {
 KR_DEV unit_place unit_at(const kr_decode_plan &p, const block &b, int layer, int i) {
   const int lanes = p.N / 4, unit = i / lanes, r = unit / p.n_tokens;
   unit_place u;
-  u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / (p.inner / p.H) : u.e, u.slot = b.m.slots[u.token];
-  u.state = layer * p.ssm_state.layer + (int64_t)u.slot * p.ssm_state.slot + u.e * p.ssm_state.channel + (i & (lanes - 1)) * 4;
+  u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / (p.inner / p.H) : u.e,
+  u.slot = b.m.slots[u.token];
+  u.state = layer * p.ssm_state.layer + (int64_t)u.slot * p.ssm_state.slot + u.e * p.ssm_state.channel +
+            (i & (lanes - 1)) * 4;
   u.at = (int64_t)u.token * p.inner + u.e;
   return u;
 }
@@ -441,14 +483,18 @@ KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int 
   if (i >= scan_units(p, b)) return;
   const unit_place u = unit_at(p, b, layer, i);
   s.raw = kr_raw16{{0, 0, 0, 0}};
-  if (u.slot >= 0 && p.ssm_state.is_float) s.raw = *(const kr_raw16 *)((const float *)p.ssm_state.data + u.state);
+  if (u.slot >= 0 && p.ssm_state.is_float)
+    s.raw = *(const kr_raw16 *)((const float *)p.ssm_state.data + u.state);
   else if (u.slot >= 0) {
     const four_halves h = *(const four_halves *)((const uint16_t *)p.ssm_state.data + u.state);
     s.raw.w[0] = h.w[0], s.raw.w[1] = h.w[1];
   }
-  if (p.is_second) s.A[0] = s.A[1] = s.A[2] = s.A[3] = p.A.data[layer * p.A.layer + u.h];
-  else read_four(p.A.data + layer * p.A.layer + u.e * p.A.row, nullptr, (i & (p.N / 4 - 1)) * 4, s.A);
-  s.D = p.D.data[layer * p.D.layer + u.h * p.D.row], s.bias = p.dt_bias.data[layer * p.dt_bias.layer + u.h * p.dt_bias.row];
+  if (p.is_second)
+    s.A[0] = s.A[1] = s.A[2] = s.A[3] = p.A.data[layer * p.A.layer + u.h];
+  else
+    read_four(p.A.data + layer * p.A.layer + u.e * p.A.row, nullptr, (i & (p.N / 4 - 1)) * 4, s.A);
+  s.D = p.D.data[layer * p.D.layer + u.h * p.D.row],
+  s.bias = p.dt_bias.data[layer * p.dt_bias.layer + u.h * p.dt_bias.row];
   s.z = p.z[u.at], s.x = from_half(p.u[u.at]);
 }
 
@@ -456,25 +502,33 @@ KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int 
 KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i, states &v) {
   const int lanes = p.N / 4, exists = i < scan_units(p, b), quad = (i & (lanes - 1)) * 4;
   const unit_place u = unit_at(p, b, layer, exists ? i : 0);
-  const float *columns = b.m.few + WARPS + u.token * p.n_columns, *states_B = columns + (p.is_second ? 0 : p.R) + quad, *states_C = states_B + p.N;
+  const float *columns = b.m.few + WARPS + u.token * p.n_columns, *states_B = columns + (p.is_second ? 0 : p.R) + quad,
+              *states_C = states_B + p.N;
   float s[4], y = 0.0f;
 #pragma unroll
-  for (int k = 0; k < 4; k++) s[k] = p.ssm_state.is_float ? kr_bits_to_float(v.raw.w[k]) : kr_unpack(v.raw.w[k / 2], k % 2, DTYPE);
-  const float dt = kr_softplus((p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i / lanes : 0]) + v.bias);
+  for (int k = 0; k < 4; k++)
+    s[k] = p.ssm_state.is_float ? kr_bits_to_float(v.raw.w[k]) : kr_unpack(v.raw.w[k / 2], k % 2, DTYPE);
+  const float dt =
+      kr_softplus((p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i / lanes : 0]) + v.bias);
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     s[k] = kr_fma(kr_exp(dt * v.A[k]), s[k], dt * v.x * states_B[k]);
     y = kr_fma(states_C[k], s[k], y);
   }
   if (exists && u.slot >= 0) {
-    if (p.ssm_state.is_float) *(kr_float4 *)((float *)p.ssm_state.data + u.state) = kr_float4{{s[0], s[1], s[2], s[3]}};
-    else *(four_halves *)((uint16_t *)p.ssm_state.data + u.state) = four_halves{{kr_pack(s[0], s[1], DTYPE), kr_pack(s[2], s[3], DTYPE)}};
+    if (p.ssm_state.is_float)
+      *(kr_float4 *)((float *)p.ssm_state.data + u.state) = kr_float4{{s[0], s[1], s[2], s[3]}};
+    else
+      *(four_halves *)((uint16_t *)p.ssm_state.data + u.state) =
+          four_halves{{kr_pack(s[0], s[1], DTYPE), kr_pack(s[2], s[3], DTYPE)}};
   }
   for (int lane = 1; lane < lanes; lane <<= 1) y += kr_shuffle_xor(y, lane);
   y = kr_fma(v.D, v.x, y) * kr_silu(v.z);
   if (!exists || quad) return;
-  if (p.is_second) p.y[u.at] = y;
-  else ((uint16_t *)p.y)[u.at] = to_half(y);
+  if (p.is_second)
+    p.y[u.at] = y;
+  else
+    ((uint16_t *)p.y)[u.at] = to_half(y);
 }
 
 KR_DEV void read_scans(const kr_decode_plan &p, const block &b, int layer, int first, states (&v)[SCANS]) {
@@ -507,16 +561,22 @@ KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer, float
   }
 }
 
-/* ---- phases ---------------------------------------------------------------------------------------------------------------- */
+/* ---- phases
+ * ---------------------------------------------------------------------------------------------------------------- */
 
-/* What the layer reads of this block's channels beside weights of products, but for what is read right away: into the L2 cache. */
+/* What the layer reads of this block's channels beside weights of products, but for what is read right away: into the
+ * L2 cache. */
 KR_DEV void ask_for_layer(const kr_decode_plan &p, const block &b, int layer) {
   const int64_t e = b.s.channels.from, n = b.s.channels.n, state = p.ssm_state.is_float ? 4 : 2;
-  if (p.is_second) ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
-  else ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
+  if (p.is_second)
+    ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
+  else
+    ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
   for (int token = 0; token < p.n_tokens; token++)
     if (b.m.slots[token] >= 0)
-      ask_for((const char *)p.ssm_state.data + state * (layer * p.ssm_state.layer + b.m.slots[token] * p.ssm_state.slot + e * p.ssm_state.channel), state * n * p.ssm_state.channel);
+      ask_for((const char *)p.ssm_state.data +
+                  state * (layer * p.ssm_state.layer + b.m.slots[token] * p.ssm_state.slot + e * p.ssm_state.channel),
+              state * n * p.ssm_state.channel);
 }
 
 /* Every block has a flag, which says how many phases it has done. */
@@ -527,9 +587,11 @@ KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
 
 template <int DEPTH, int Q8>
 KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
-  const int kind = kind_of(p, phase), layer = layer_of(p, phase), is_normed = kind == KR_DECODE_IN || (kind == KR_DECODE_OUT && p.is_second), n_done = phase - p.phase_from;
+  const int kind = kind_of(p, phase), layer = layer_of(p, phase),
+            is_normed = kind == KR_DECODE_IN || (kind == KR_DECODE_OUT && p.is_second), n_done = phase - p.phase_from;
   const dealt at = deal(p);
-  const uint16_t *norm = kind == KR_DECODE_IN ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
+  const uint16_t *norm =
+      kind == KR_DECODE_IN ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
   norm_weights weights;
   if (is_normed) read_norm_weights(at, norm, kind == KR_DECODE_IN ? p.width : p.inner, weights);
   if (kind == KR_DECODE_IN) {
@@ -537,7 +599,8 @@ KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
     if (kr_thread() < units_of_in(p, b.s)) read_unit(p, b, layer, kr_thread(), t);
     ask_for_layer(p, b, layer);
     if (n_done) await_blocks(p, n_done);
-    load_normed(p, b.m, at, layer ? rows{p.out, nullptr, p.out_row} : rows{nullptr, p.x, p.x_row}, p.width, norm, weights, p.eps);
+    load_normed(p, b.m, at, layer ? rows{p.out, nullptr, p.out_row} : rows{nullptr, p.x, p.x_row}, p.width, norm,
+                weights, p.eps);
     kr_sync();
     product<DEPTH, Q8>(b, p, kind);
     finish_in(p, b, layer, t);
@@ -558,8 +621,10 @@ KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
   } else {
     const float stream = kr_thread() < b.s.width.n * p.n_tokens ? stream_at(p, b, layer, kr_thread()) : 0.0f;
     if (n_done) await_blocks(p, n_done);
-    if (p.is_second) load_normed(p, b.m, at, rows{p.y, nullptr, p.inner}, p.inner, norm, weights, 1e-5f);
-    else load_halves(p, b.m, (const uint16_t *)p.y, p.inner);
+    if (p.is_second)
+      load_normed(p, b.m, at, rows{p.y, nullptr, p.inner}, p.inner, norm, weights, 1e-5f);
+    else
+      load_halves(p, b.m, (const uint16_t *)p.y, p.inner);
     kr_sync();
     product<DEPTH, Q8>(b, p, kind);
     finish_out(p, b, layer, stream);
@@ -569,10 +634,13 @@ KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
 template <int DEPTH, int Q8>
 KR_DEV void run(const kr_decode_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  KR_SHARED kr_decode_matrix every_matrix[WARPS][4]; /* a choice of parameters by number would be a copy of all in slow memory */
+  KR_SHARED kr_decode_matrix
+      every_matrix[WARPS][4]; /* a choice of parameters by number would be a copy of all in slow memory */
   kr_decode_matrix *matrices = every_matrix[kr_thread() / 32];
   block b;
-  if ((kr_thread() & 31) == 0) matrices[KR_DECODE_IN] = p.in_proj, matrices[KR_DECODE_COLUMNS] = p.x_proj, matrices[KR_DECODE_SCAN] = p.dt_proj, matrices[KR_DECODE_OUT] = p.out_proj;
+  if ((kr_thread() & 31) == 0)
+    matrices[KR_DECODE_IN] = p.in_proj, matrices[KR_DECODE_COLUMNS] = p.x_proj, matrices[KR_DECODE_SCAN] = p.dt_proj,
+    matrices[KR_DECODE_OUT] = p.out_proj;
   kr_sync_warp();
   b.s = shares{matrices, part_of(p.inner), part_of(p.n_columns), part_of(p.width)};
   unsigned char *at = shared;

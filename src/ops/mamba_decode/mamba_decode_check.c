@@ -1,5 +1,5 @@
-/* mamba_decode_check.c: random calls: both kinds of layers, sizes around what the GPU's row takes, few sequences of many states. What passes through several products
- * and norms in 16 bits keeps less than one rounding. */
+/* mamba_decode_check.c: random calls: both kinds of layers, sizes around what the GPU's row takes, few sequences of
+ * many states. What passes through several products and norms in 16 bits keeps less than one rounding. */
 #include "check.h"
 #include "op_list.h"
 
@@ -16,22 +16,31 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
 
 /* Weights of 8 bits or of the case's type. */
 static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
-  static const char *const whole[] = {"in_proj", "out_proj", "x_proj"}, *const words[] = {"in_proj_words", "out_proj_words", "x_proj_words"}, *const scales[] = {"in_proj_scales", "out_proj_scales", "x_proj_scales"};
+  static const char *const whole[] = {"in_proj", "out_proj", "x_proj"},
+                           *const words[] = {"in_proj_words", "out_proj_words", "x_proj_words"},
+                           *const scales[] = {"in_proj_scales", "out_proj_scales", "x_proj_scales"};
   krait_view *const at[] = {&a->in_proj_words, &a->out_proj_words, &a->x_proj_words};
-  const int64_t rows[] = {is_first ? 2 * a->E : 2 * a->E + 2 * a->G * a->N + a->H, a->D, a->R + 2 * a->N}, n_words[] = {8 * a->SD, 8 * a->SE, 8 * a->SE};
-  if (is_first) kr_case_leave_out(c, "gate_norm"), kr_case_give(c, "dt_proj");
-  else kr_case_leave_out(c, "dt_proj"), kr_case_give(c, "gate_norm");
+  const int64_t rows[] = {is_first ? 2 * a->E : 2 * a->E + 2 * a->G * a->N + a->H, a->D, a->R + 2 * a->N},
+                n_words[] = {8 * a->SD, 8 * a->SE, 8 * a->SE};
+  if (is_first)
+    kr_case_leave_out(c, "gate_norm"), kr_case_give(c, "dt_proj");
+  else
+    kr_case_leave_out(c, "dt_proj"), kr_case_give(c, "gate_norm");
   for (int i = 0; i < 3; i++) {
     const int is_needed = i < 2 || is_first;
-    if (is_needed && !is_q8) kr_case_give(c, whole[i]);
-    else kr_case_leave_out(c, whole[i]);
+    if (is_needed && !is_q8)
+      kr_case_give(c, whole[i]);
+    else
+      kr_case_leave_out(c, whole[i]);
     if (!is_needed || !is_q8) {
       kr_case_leave_out(c, words[i]), kr_case_leave_out(c, scales[i]);
       continue;
     }
     kr_case_give(c, words[i]);
     kr_case_give(c, scales[i]);
-    for (int64_t k = 0; k < a->Y * rows[i] * n_words[i]; k++) kr_case_set_i32(c, at[i], k, (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535)));
+    for (int64_t k = 0; k < a->Y * rows[i] * n_words[i]; k++)
+      kr_case_set_i32(c, at[i], k,
+                      (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535)));
   }
 }
 
@@ -39,12 +48,16 @@ int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
   const int is_first = index % 2 == 0, is_even = index % 3 != 0, is_q8 = index % 5 == 1;
   choose_sizes(c, a, is_first, is_even);
-  if (is_q8) a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3), a->SD = a->D / 32, a->SE = a->E / 32;
+  if (is_q8)
+    a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3),
+    a->SD = a->D / 32, a->SE = a->E / 32;
   c->dtype = is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16}) : kr_case_activation_dtype(c);
   if (is_even) c->contiguous = 1, c->other = c->dtype;
   give_weights(c, a, is_first, is_q8);
   kr_case_give_rest(c);
-  const double bound = a->norm_weight.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2 : a->norm_weight.dtype == KRAIT_F16 || a->x.dtype == KRAIT_F16 ? 8e-3 : 2e-5;
+  const double bound = a->norm_weight.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2
+                       : a->norm_weight.dtype == KRAIT_F16 || a->x.dtype == KRAIT_F16 ? 8e-3
+                                                                                      : 2e-5;
   const krait_view *const written[] = {&a->conv_state, &a->ssm_state, &a->out};
   for (int i = 0; i < 3; i++) kr_case_bound(c, written[i], bound, bound / 100);
   return KRAIT_OK;

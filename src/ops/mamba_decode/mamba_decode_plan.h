@@ -4,12 +4,19 @@
 
 #include <stdint.h>
 
-enum { KR_DECODE_THREADS = 512, KR_DECODE_WARPS = KR_DECODE_THREADS / 32, KR_DECODE_MOST_TOKENS = 8, KR_DECODE_UNIT_BYTES = 1024, KR_DECODE_SCALE_BYTES = 256 };
+enum {
+  KR_DECODE_THREADS = 512,
+  KR_DECODE_WARPS = KR_DECODE_THREADS / 32,
+  KR_DECODE_MOST_TOKENS = 8,
+  KR_DECODE_UNIT_BYTES = 1024,
+  KR_DECODE_SCALE_BYTES = 256
+};
 
 /* What a layer does between two waits for all blocks; Mamba-2 goes without COLUMNS. */
 enum { KR_DECODE_IN, KR_DECODE_COLUMNS, KR_DECODE_SCAN, KR_DECODE_OUT };
 
-/* A weight of every layer, inputs side by side; strides of data in bytes, of scales in elements. With scales data are 8 bits an input. */
+/* A weight of every layer, inputs side by side; strides of data in bytes, of scales in elements. With scales data are 8
+ * bits an input. */
 typedef struct kr_decode_matrix {
   const unsigned char *data;
   int64_t layer, row;
@@ -46,8 +53,9 @@ typedef struct kr_decode_plan {
   int32_t *done;  /* of each block: phases */
   float eps;
   int32_t n_tokens, n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
-  int32_t phase_from, phase_to;             /* of all layers */
-  int32_t act_pitch, act_bytes, result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
+  int32_t phase_from, phase_to; /* of all layers */
+  int32_t act_pitch, act_bytes,
+      result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
 } kr_decode_plan;
 
 #endif

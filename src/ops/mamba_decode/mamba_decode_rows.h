@@ -5,8 +5,12 @@
 #include <krait/ops.h>
 
 /* Channels that the convolution takes, rows of in_proj. */
-static inline int64_t kr_decode_channels(const krait_mamba_decode_args *a) { return a->dt_proj.data ? a->E : a->E + 2 * a->G * a->N; }
-static inline int64_t kr_decode_rows(const krait_mamba_decode_args *a) { return a->dt_proj.data ? 2 * a->E : a->E + kr_decode_channels(a) + a->H; }
+static inline int64_t kr_decode_channels(const krait_mamba_decode_args *a) {
+  return a->dt_proj.data ? a->E : a->E + 2 * a->G * a->N;
+}
+static inline int64_t kr_decode_rows(const krait_mamba_decode_args *a) {
+  return a->dt_proj.data ? 2 * a->E : a->E + kr_decode_channels(a) + a->H;
+}
 
 uint64_t kr_mamba_decode_ref_scratch(const krait_ctx *ctx, const void *args);
 int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args);
