@@ -1,6 +1,7 @@
 /* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any order (KRAIT_ATTENTION_ANY_ORDER):
  * attention_sums.cuh says how. A block takes 128 keys, 16 a warp, and walks over tiles of 64 rows of every head that shares them; its scores are turned: a
- * row is a key. dS goes through shared memory; then a warp makes dq of 16 rows and half of the channels. Compiled per type (KR_HALF: float16). */
+ * row is a key. dS goes through shared memory; then a warp makes dq of 16 rows and half of the channels. Heads of 65 to 128
+ * channels: smaller ones lose by it. Compiled per type (KR_HALF: float16). */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
 
@@ -142,9 +143,6 @@ KR_DEV void walk(const kr_attention_plan &p) {
   store_keys<D>(p.dv, key_at(p, p.dv, u.s, u.kv, u.key0 + key_row), (int)p.dv.t, dv[0], there, counts, 1.0f, p.D);
 }
 
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_64(const kr_attention_plan p) { walk<64>(p); }
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_128(const kr_attention_plan p) { walk<128>(p); }
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_64(const kr_attention_plan p) { clear_sums<64>(p); }
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_128(const kr_attention_plan p) { clear_sums<128>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_64(const kr_attention_plan p) { end_sums<64, 0>(p, DTYPE); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_128(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums(const kr_attention_plan p) { walk<128>(p); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_plan p) { clear_sums<128>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }

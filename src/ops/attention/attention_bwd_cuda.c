@@ -224,26 +224,27 @@ const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void
   const char *why = refuse_order(a);
   if (!why) why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
+  if (a->D <= 64) return "heads of up to 64 channels, which gain nothing";
   if (a->softcap > 0 || kr_has(&a->alibi_slopes) || kr_has(&a->rng)) return "softcap, alibi_slopes or dropout";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(sums_channels(a)) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(128) ? "too little shared memory" : NULL;
 }
 
 uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
 
-#define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name "_64"}, {"attention_ampere_sums_bf16", name "_64"}}, {{"attention_ampere_sums_f16", name "_128"}, {"attention_ampere_sums_bf16", name "_128"}}
-
 int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel clear[2][2] = {AMPERE_SUMS("kr_attention_sums_clear")}, end[2][2] = {AMPERE_SUMS("kr_attention_sums_end")}, walk[2][2] = {AMPERE_SUMS("kr_attention_sums")};
+#define OF_TYPES(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
+  static const kr_kernel clear[] = OF_TYPES("kr_attention_sums_clear"), end[] = OF_TYPES("kr_attention_sums_end"), walk[] = OF_TYPES("kr_attention_sums");
+#undef OF_TYPES
   const krait_attention_bwd_args *a = args;
   const kr_attention_plan p = sums_plan_of(ctx, a);
-  const int wide = p.D > 64, D = wide ? 128 : 64, bf16 = p.q.dtype == KRAIT_BF16;
+  const int bf16 = p.q.dtype == KRAIT_BF16;
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(&p, a->call.stream);
-  const kr_grid by_keys = {.x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads), .block = KR_AMPERE_SUMS_THREADS, .shared_bytes = KR_AMPERE_SUMS_SHARED(D), .stream = a->call.stream};
-  kr_chain_add(&rest, &clear[wide][bf16], &all, &p);
-  kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &p);
-  kr_chain_add(&rest, &end[wide][bf16], &by_rows, &p);
+  const kr_grid by_keys = {.x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads), .block = KR_AMPERE_SUMS_THREADS, .shared_bytes = KR_AMPERE_SUMS_SHARED(128), .stream = a->call.stream};
+  kr_chain_add(&rest, &clear[bf16], &all, &p);
+  kr_chain_add(&rest, &walk[bf16], &by_keys, &p);
+  kr_chain_add(&rest, &end[bf16], &by_rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }

@@ -191,16 +191,6 @@ KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int
   }
 }
 
-/* One of EVERY eight columns' exponentials is a polynomial: the exponential unit, of which there is one for eight lanes of multiply-adds, is then not what
- * everything waits for. To 1e-4, a fifth of float16's rounding; 0 for what lies below 2^-127. */
-enum { EVERY = D == 64 ? 4 : 64 };
-KR_DEV float exp2_by_products(float x) {
-  x = higher(x, -127.0f);
-  const float shifted = x + 12582912.0f /* 1.5 2^23: the whole part in the last bits */, rest = x - (shifted - 12582912.0f);
-  const float p = kr_fma(rest, kr_fma(rest, kr_fma(rest, 0.05500666f, 0.2422056f), 0.69328258f), 1.0f);
-  return kr_bits_to_float(kr_float_to_bits(p) + (kr_float_to_bits(shifted) << 23));
-}
-
 /* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled, by shrink. */
 template <int N>
 KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[2], float (&shrink)[2]) {
@@ -227,8 +217,7 @@ KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[
   for (int j = 0; j < N / 8; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const float x = kr_fma(s[4 * j + i], scale, -offset[i / 2]);
-      s[4 * j + i] = j % EVERY == EVERY - 1 ? exp2_by_products(x) : kr_exp2(x);
+      s[4 * j + i] = kr_exp2(kr_fma(s[4 * j + i], scale, -offset[i / 2]));
       part[i / 2][i & 1] += s[4 * j + i];
     }
 #pragma unroll

@@ -21,7 +21,7 @@ KR_DEV void advance(place &at) {
 
 /* The block's keys and values, a ring of tiles of q and dout, two of dS, each warp's sums on their way, the rows' log-sum-exp and delta. */
 typedef struct layout {
-  uint32_t own, ring, ds, sums, values, own_full, full, empty, ds_full, ds_empty; /* ds: two tiles, and whether they are there, and read */
+  uint32_t own, ring, ds, sums, values, own_full, full, empty;
 } layout;
 KR_DEV layout lay_out(uint32_t base) {
   layout at;
@@ -33,7 +33,6 @@ KR_DEV layout lay_out(uint32_t base) {
   at.own_full = at.values + STAGES * 2 * ROWS * 4;
   at.full = at.own_full + 8;
   at.empty = at.full + STAGES * 8;
-  at.ds_full = at.empty + STAGES * 8, at.ds_empty = at.ds_full + 2 * 8;
   return at;
 }
 
@@ -41,7 +40,6 @@ KR_DEV void open_barriers(const layout &at) {
   if (kr_thread() == 0) {
     kr_barrier_open(at.own_full, 1);
     for (int i = 0; i < STAGES; i++) kr_barrier_open(at.full + i * 8, 2), kr_barrier_open(at.empty + i * 8, 2);
-    for (int i = 0; i < 2; i++) kr_barrier_open(at.ds_full + i * 8, 8), kr_barrier_open(at.ds_empty + i * 8, 8); /* warps */
     kr_barriers_opened();
   }
   kr_sync();
@@ -134,11 +132,17 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
   const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * p.heads;
   const float scale = p.scale * KR_LOG2E, *const values = (const float *)(shared + (at.values - base));
   const uint32_t own_sums = at.sums + (4 * me.group + warp) * WARP_SUMS;
-  const int own_part = warp * 16 * D + (D == 128 ? me.group * 16 * 64 : me.group * 64 * D); /* of a tile of rows' sums */
-  int tile = u.kv * p.heads * p.n_splits + sums_tile(p, u.s, u.b), before = -1;             /* of 64 rows: of the head's first row; of the step before, whose dq is made in this one */
+  const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
+  float *sums = p.partial + u.kv * p.heads * head_sums + ((int64_t)sums_tile(p, u.s, u.b) * 4 + warp) * 16 * D + (D == 128 ? me.group * 16 * 64 : me.group * 64 * D);
   float dk[D / 2], dv[D / 2];
+  int first_of[2], end_of[2];
 #pragma unroll
   for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int key = u.key0 + me.first_row + 8 * r;
+    first_of[r] = first_row(p, u.s, key), end_of[r] = end_row(p, u.s, key);
+  }
   const int group_key = u.key0 + 64 * me.group, all_from = first_row(p, u.s, group_key + 63), all_to = end_row(p, u.s, group_key);
   place from = {0, 0};
   if (n_steps) {
@@ -147,21 +151,15 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
   }
   float products[ROWS / 2], by_dout[ROWS / 2], dq[DQ_N / 2];
   uint32_t w[ROWS / 4], dw[ROWS / 4];
-  if (me.group == 1) give_turn(me);
   for (int step = 0, n = u.start, left = u.end - u.first; step < n_steps; step++) {
-    const uint32_t stage = at.ring + from.stage * 2 * ROWS * D * 2, buffer = step & 1, round = step >> 1 & 1;
+    const uint32_t stage = at.ring + from.stage * 2 * ROWS * D * 2, ds = at.ds + (step & 1) * DS_BYTES;
     const float *const lse = values + from.stage * 2 * ROWS + me.column, *const delta = lse + ROWS;
     kr_barrier_await(at.full + from.stage * 8, from.round);
     if (n == u.end - 1) clear_behind<ROWS>(shared + (stage - base), me, u.s.n_q - n * ROWS);
-    take_turn(me);
     start_scores<ROWS>(at.own, stage, me, products);
     start_scores<ROWS>(at.own + OWN * D * 2, stage + ROWS * D * 2, me, by_dout);
-    give_turn(me);
     kr_wgmma_wait<ROWS, 1>(products);
-    if (n * ROWS < all_from || n * ROWS + ROWS > all_to) {
-      const int key = u.key0 + me.first_row, first_of[2] = {first_row(p, u.s, key), first_row(p, u.s, key + 8)}, end_of[2] = {end_row(p, u.s, key), end_row(p, u.s, key + 8)};
-      hide<ROWS>(products, me, n * ROWS, first_of, end_of);
-    }
+    if (n * ROWS < all_from || n * ROWS + ROWS > all_to) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       const kr_float2 l = *(const kr_float2 *)(lse + 8 * j);
@@ -176,38 +174,21 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
       for (int c = 0; c < 4; c++) by_dout[4 * j + c] = products[4 * j + c] * (by_dout[4 * j + c] - d.v[c & 1]);
     }
     pack_all<ROWS>(products, w);
-    pack_all<ROWS>(by_dout, dw);
-    kr_barrier_await(at.ds_empty + buffer * 8, round ^ 1);
-    show_ds(at.ds + buffer * DS_BYTES, me, dw);
-    kr_sync_warp();
-    if (lane == 0) kr_barrier_arrive(at.ds_full + buffer * 8);
-    if (step) kr_barrier_await(at.ds_full + (buffer ^ 1) * 8, (step - 1) >> 1 & 1);
-    take_turn(me);
     start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
+    pack_all<ROWS>(by_dout, dw);
+    show_ds(ds, me, dw);
+    kr_sync_at<256>(EXCHANGE); /* dS of the step before last was read by both before the last one's barrier */
+    kr_wgmma_wait<D, 0>(dv); /* with it under way there would be too few registers */
+    start_dq(ds, at.own, me, dq);
     start_sum<ROWS>(stage, dw, dk);
-    kr_wgmma_wait<D, 1>(dv); /* more under way needs more registers than there are */
-    start_dq(at.ds + (buffer ^ 1) * DS_BYTES, at.own, me, dq); /* at first of anything: nobody takes it */
-    give_turn(me);
-    kr_wgmma_wait<D, 1>(dk);
+    kr_wgmma_wait<DQ_N, 1>(dq);
+    add_sums(shared + (own_sums - base), own_sums, sums + (int64_t)n * ROWS * D, dq, lane);
+    kr_wgmma_wait<D, 0>(dk);
     if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
-    kr_wgmma_wait<DQ_N, 0>(dq);
-    if (step) {
-      if (lane == 0) kr_barrier_arrive(at.ds_empty + (buffer ^ 1) * 8);
-      add_sums(shared + (own_sums - base), own_sums, p.partial + (int64_t)before * 64 * D + own_part, dq, lane);
-    }
-    before = tile + n * (ROWS / 64);
     advance(from);
     if (++n == u.end) n = u.first;
-    if (--left == 0) n = u.start, left = u.end - u.first, tile += p.n_splits;
+    if (--left == 0) n = u.start, left = u.end - u.first, sums += head_sums;
   }
-  if (n_steps) {
-    const uint32_t buffer = (n_steps - 1) & 1;
-    kr_barrier_await(at.ds_full + buffer * 8, (n_steps - 1) >> 1 & 1);
-    start_dq(at.ds + buffer * DS_BYTES, at.own, me, dq);
-    kr_wgmma_wait<DQ_N, 0>(dq);
-    add_sums(shared + (own_sums - base), own_sums, p.partial + (int64_t)before * 64 * D + own_part, dq, lane);
-  }
-  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = u.key0 + me.first_row + 8 * r;

@@ -117,9 +117,9 @@ KR_DEV void store_partial(const kr_gemm_plan &p, const unit &u, const lanes &me,
   }
 }
 
-/* Loads that stand after it are made after those before it: registers hold so many at a time. */
+/* Loads that stand after it are made after those before it: registers hold a few at a time. */
 KR_DEV void hold_loads(int j) {
-  if (j % 32 == 31) asm volatile("" : : : "memory");
+  if (j % 8 == 7) asm volatile("" : : : "memory");
 }
 
 /* N is even, so that pairs of columns are there or not. */

@@ -1,5 +1,5 @@
-"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient is
-bitwise the same over repeats, whatever deterministic says: krait.ops.attention(..., deterministic=False) asks for the rows that add in any order."""
+"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient adds in
+any order with deterministic=False (the default, as upstream's) where a GPU has a row that gains by it, and is bitwise the same over repeats otherwise."""
 
 import torch
 
@@ -24,7 +24,7 @@ def _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_
     softcap, alibi_slopes, deterministic, return_attn_probs = _tail(softcap, alibi_slopes, deterministic, return_attn_probs)
     options = dict(packed, alibi_slopes=alibi_slopes, scale=softmax_scale, softcap=softcap, dropout=dropout_p, window=_window(window_size, causal, n_keys),
                    rng=_new_rng(q) if dropout_p > 0.0 else None)
-    out, lse = _attention(q, k, v, deterministic=True, want_lse=return_attn_probs, **options)
+    out, lse = _attention(q, k, v, deterministic=deterministic, want_lse=return_attn_probs, **options)
     if not return_attn_probs:
         return out
     return out, lse, _probabilities(q, k, v, **options) if dropout_p > 0.0 else None
