@@ -69,13 +69,13 @@ def test_the_fast_path_is_taken():
     """Equal would be no news if transformers did not see the drop-ins."""
     from transformers.models.mamba2 import modeling_mamba2
     from mamba_ssm.ops.triton import ssd_combined
-    calls, real = [], ssd_combined._ssd
-    ssd_combined._ssd = lambda *args: calls.append(1) or real(*args)
+    calls, real = [], ssd_combined.mamba2_block
+    ssd_combined.mamba2_block = lambda *args: calls.append(1) or real(*args)
     try:
         model = transformers_models.build("mamba2").train()
         model(torch.randint(1, 60, (1, 9)), use_cache=False)
     finally:
-        ssd_combined._ssd = real
+        ssd_combined.mamba2_block = real
     assert len(calls) == 2 and modeling_mamba2.__name__
 
 
