@@ -207,7 +207,7 @@ static int32_t list(const char *path, int is_json, krait_report **report, const 
   int32_t status = is_wheel(path) ? list_wheel(d, path, is_json) : list_file(d, path, is_json);
   *out = join_pieces(d, is_json);
   if (status >= 0 && kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to list %s", path);
-  if (status < 0) krait_report_close(report);
+  if (status < 0) krait_report_close(report), *out = NULL;
   return status < 0 ? status : KRAIT_OK;
 }
 

@@ -116,7 +116,7 @@ static void several_steps(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
   options.accumulate = 2, options.average_decay = 0.9, options.clip = 0.5;
-  compare_steps(models[0], &options, 3);
+  compare_steps(models[0], &options, 2);
 }
 
 int main(int argc, char **argv) {
