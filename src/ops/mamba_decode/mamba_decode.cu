@@ -26,8 +26,7 @@ KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0]
 KR_DEV float from_half(uint16_t h) { return DTYPE == KRAIT_F16 ? kr_from_f16(h) : kr_from_bf16(h); }
 KR_DEV uint16_t to_half(float v) { return DTYPE == KRAIT_F16 ? kr_to_f16(v) : kr_to_bf16(v); }
 
-/* ---- what belongs to a block
- * ---------------------------------------------------------------------------------------------- */
+/* ---- what belongs to a block ------------------------------------------------------------------------------------- */
 
 typedef struct range {
   int from, n;
@@ -70,8 +69,7 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
                      : 2 * p.inner + s.columns.from + r - 2 * n;
 }
 
-/* ---- weights on their way
- * -------------------------------------------------------------------------------------------------- */
+/* ---- weights on their way ---------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
   const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
@@ -140,8 +138,7 @@ KR_DEV void ask_for(const void *from, int64_t bytes) {
     fetch_line((const unsigned char *)from + i);
 }
 
-/* ---- the block's memory
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the block's memory ------------------------------------------------------------------------------------------ */
 
 typedef struct memory {
   unsigned char *ring; /* of this warp */
@@ -159,8 +156,7 @@ typedef struct block {
   int next; /* the unit to be used, modulo KR_DEPTH */
 } block;
 
-/* ---- products
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int k, int K) {
   const int token = (kr_thread() & 31) / 4;
@@ -244,10 +240,9 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   kr_sync();
 }
 
-/* ---- inputs of products
- * ---------------------------------------------------------------------------------------------------- All that does
- * not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what this block
- * itself wrote. */
+/* ---- inputs of products ------------------------------------------------------------------------------------------
+ * All that does not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what
+ * this block itself wrote. */
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
@@ -361,8 +356,7 @@ KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
     }
 }
 
-/* ---- what is done with results
- * --------------------------------------------------------------------------------------------- */
+/* ---- what is done with results ----------------------------------------------------------------------------------- */
 
 KR_DEV float state_get(const kr_decode_state &s, int64_t at) {
   return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]);
@@ -561,8 +555,7 @@ KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer, float
   }
 }
 
-/* ---- phases
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- phases ------------------------------------------------------------------------------------------------------ */
 
 /* What the layer reads of this block's channels beside weights of products, but for what is read right away: into the
  * L2 cache. */

@@ -10,8 +10,7 @@
 enum { N_DEPTHS = 3, MOST_BLOCKS = 1024, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
 static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* of 16 bits, of 8 */
 
-/* ---- the plan
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
 static kr_decode_matrix matrix_of(const krait_view *v) {
   return (kr_decode_matrix){v->data, 2 * v->stride[0], 2 * v->stride[1], NULL, 0, 0};
@@ -102,8 +101,7 @@ static int depth_of(const krait_ctx *ctx, const kr_decode_plan *p) {
   return i;
 }
 
-/* ---- what it takes
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- what it takes ----------------------------------------------------------------------------------------------- */
 
 /* Strides that keep `elements` together in all but the last dimension, which has no gaps. */
 static int lies_in(const krait_view *v, int n_dims, int64_t elements) {
@@ -164,8 +162,7 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
   return depth_of(ctx, &p) < N_DEPTHS ? NULL : "a block's memory does not hold its part";
 }
 
-/* ---- scratch and launch
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- scratch and launch ------------------------------------------------------------------------------------------ */
 
 /* Sets where things lie between phases; what that takes. */
 static uint64_t lay_out(kr_decode_plan *p, char *scratch) {
