@@ -67,8 +67,8 @@ typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total)
 /* Of a text of two tokens at least: the sum of -ln p of every token but the first, and how many those are. The session begins anew. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 
-/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of 32 with a scale); what moves the states is
- * float32. config.json and tokenizer.json must then lie beside the new file, too. */
+/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of 32 with a scale) or 4 (format "q4_k": super-blocks
+ * of 256; the output matrix, and what makes Mamba's steps, have 8, as have matrices whose rows are no multiple of 256); what moves the states is float32. config.json and tokenizer.json must then lie beside the new file, too. */
 KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format);
 
 /* Random weights of a published model's sizes, for krait bench generate. */

@@ -246,6 +246,69 @@ def quantised():
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
 
 
+def four_bits(data):
+    """The weights of super-blocks of 144 bytes."""
+    values = []
+    for at in range(0, len(data), 144):
+        d, e = struct.unpack("<2e", data[at:at + 4])
+        six, q = data[at + 4:at + 16], data[at + 16:at + 144]
+        scales = [v & 63 for v in six[:4]] + [(six[8 + j] & 15) | six[j] >> 6 << 4 for j in range(4)]
+        minima = [v & 63 for v in six[4:8]] + [six[8 + j] >> 4 | six[4 + j] >> 6 << 4 for j in range(4)]
+        for j in range(8):
+            part = q[j // 2 * 32:j // 2 * 32 + 32]
+            levels = [d * scales[j] * v - e * minima[j] for v in range(16)]
+            values += [levels[v >> 4] for v in part] if j % 2 else [levels[v & 15] for v in part]
+    return values
+
+
+def rms_error(a, b):
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a))
+
+
+def quantised_4():
+    """The 4-bit model scores like the one whose weights are the levels that its bits name. Weights of a normal distribution lose 6.9 % of their root mean square (measured)."""
+    for kind, n_four, n_eight in (("mamba1", 4, 3), ("qwen2", 14, 1)):
+        model, four, back = here / f"{kind}-wide", here / f"{kind}-4", here / f"{kind}-4-back"
+        tiny.D = 256
+        tiny.make(model, kind)
+        tiny.D = 32
+        for folder in (four, back):
+            folder.mkdir()
+            for name in ("config.json", "tokenizer.json"):
+                text = (model / name).read_text()
+                (folder / name).write_text(text.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false') if folder == back else text)
+        done = krait("convert", "--quantize", "q4_k", model, four / "model.safetensors")
+        check(done.returncode == 0 and done.stderr == b"", f"--quantize q4_k: {done}")
+        data, was = (four / "model.safetensors").read_bytes(), read_tensors(model / "model.safetensors")
+        n = struct.unpack("<Q", data[:8])[0]
+        header, tensors = json.loads(data[8:8 + n]), []
+        check(header.pop("__metadata__")["quantized"] == "q4_k", "metadata")
+        part = lambda item: data[8 + n:][slice(*item["data_offsets"])]
+        for name, item in header.items():
+            if name.endswith(".q4_k"):
+                own, (rows, words) = name.removesuffix(".q4_k"), item["shape"]
+                values = four_bits(part(item))
+                error = rms_error(was[own][1], values)
+                check(0.05 < error < 0.072, f"{name}: an error of {error}")
+                tensors.append((own, (rows, words // 36 * 256), values))
+            elif name.endswith(".q8_0"):
+                rows, words = item["shape"]
+                scales = struct.unpack(f"<{rows * words // 8}e", part(header[name + ".scales"]))
+                tensors.append((name.removesuffix(".q8_0"), (rows, 4 * words), [scales[i // 32] * v for i, v in enumerate(struct.unpack(f"<{rows * words * 4}b", part(item)))]))
+            elif not name.endswith(".scales"):
+                tensors.append((name, item["shape"], struct.unpack(f"<{(item['data_offsets'][1] - item['data_offsets'][0]) // 4}f", part(item))))
+        check(sum(k.endswith(".q4_k") for k in header) == n_four and sum(k.endswith(".q8_0") for k in header) == n_eight, f"what is quantised: {list(header)}")
+        tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
+        text = ("the rain in the north and a " * 20).encode()
+        exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, four, model))
+        check(abs(got - exact) < 1e-5 * exact, f"{kind}: q4_k scores {got}, its own weights {exact}")
+        check(abs(got - original) < 0.01 * original, f"{kind}: q4_k scores {got}, the original {original}")
+        a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, four))
+        check(a == b, f"{kind}: q4_k says {b!r}, its own weights {a!r}")
+        (four / "model.safetensors").write_bytes(data.replace(b".q4_k", b".q4_z"))
+        check_error(2, "is missing", "generate", four, "-p", "a")
+
+
 def refused():
     bad = here / "bad"
     tiny.make(bad, shards=2)
@@ -336,6 +399,7 @@ sampling(whole)
 stops(whole)
 several()
 quantised()
+quantised_4()
 refused()
 little_memory()
 interrupted()

@@ -149,8 +149,18 @@ static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor 
   return status < 0 ? status : 1;
 }
 
+/* Words of q4_k as they are. */
+static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_tensor *to) {
+  const int64_t N = want.size[0], K = want.size[1];
+  const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == K / 256 * 36;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", label_of(l), words->name, (long long)N, (long long)K);
+  l->w->bytes += words->bytes;
+  *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32};
+  return l->ctx->cuda ? to_device(l, words->data, words->bytes, &to->data) : KRAIT_OK;
+}
+
 /* Whether the file has it quantised, and then takes it: 1; 0: it has not. */
-static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
+static int32_t try_quantised(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   char key[160], scales[168];
   if (want.n != 2) return 0;
   if (l->random_scales) return try_random_q8(l, name, want, to);
@@ -158,7 +168,13 @@ static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to
   snprintf(key, sizeof key, "%s.q8_0", name);
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *words = kr_model_folder_find(l->folder, key);
-  if (!words) return 0;
+  if (!words) {
+    snprintf(key, sizeof key, "%s.q4_k", name);
+    words = kr_model_folder_find(l->folder, key);
+    if (!words) return 0;
+    const int32_t status = take_q4k(l, words, want, to);
+    return status < 0 ? status : 1;
+  }
   const int32_t status = take_q8(l, words, kr_model_folder_find(l->folder, scales), want, to);
   return status < 0 ? status : 1;
 }
@@ -168,7 +184,7 @@ static int32_t take(loader *l, int64_t layer, const char *name, int is_needed, s
   char key[128];
   snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
   kr_weight made;
-  const int32_t is_quantised = how == AS_STORED ? try_q8(l, key, want, to) : 0;
+  const int32_t is_quantised = how == AS_STORED ? try_quantised(l, key, want, to) : 0;
   if (is_quantised != 0) return is_quantised < 0 ? is_quantised : KRAIT_OK;
   const kr_weight *item = find_item(l, key, is_needed, want, &made);
   KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", label_of(l), key);
@@ -247,7 +263,7 @@ static int32_t take_all(loader *l) {
   const kr_weight *embedding = l->folder ? kr_model_folder_find(l->folder, "backbone.embedding.weight") : NULL;
   l->used = w->bytes = 0;
   KR_TRY(take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
-  const int32_t is_quantised = try_q8(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
+  const int32_t is_quantised = try_quantised(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
   KR_TRY(is_quantised);
   const int is_tied = !is_quantised && (!head || (embedding && head->data == embedding->data));
   if (is_tied) w->head = w->embedding;
@@ -262,7 +278,7 @@ static int32_t take_all(loader *l) {
 
 static int32_t read_all(loader *l) {
   KR_TRY(take_all(l));
-  l->w->dtype = l->ctx->cuda ? l->w->layers[0].in_proj.dtype : KRAIT_F32;
+  l->w->dtype = !l->ctx->cuda ? KRAIT_F32 : l->w->layers[0].in_proj.dtype == KRAIT_I32 ? KRAIT_F16 : l->w->layers[0].in_proj.dtype;
   if (!l->ctx->cuda) {
     l->w->owned = l->arena;
     l->arena = NULL;
