@@ -23,8 +23,10 @@ typedef struct krait_lm_session krait_lm_session;
 typedef struct krait_lm_options {
   uint32_t size;
   int32_t n_sessions;         /* that may be open at once; 0: one */
-  const char *path;           /* a model's folder, or a weights file with config.json beside it */
-  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights */
+  const char *path;           /* a model's folder, a weights file with config.json beside it, or a GGUF file */
+  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights, or in the GGUF file */
+  int32_t narrow_states;      /* 1: Mamba's states in the type of the weights where that is what a GPU computes in, not in float32: half the memory, less exact */
+  int32_t reserved;
 } krait_lm_options;
 
 /* The next token: of the likeliest top_k, then (temperature divides the logits) of the fewest whose probability reaches top_p, and of those at least
