@@ -2,6 +2,7 @@
  * Rows are tokens; what mixers read by channels are views of rows. */
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -278,7 +279,7 @@ static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_ml
   int32_t status = KRAIT_OK;
   if (!run->is_step || run->apart || !describe_decode(c, w, run->B, n_slots, a)) return 0;
   if (run->whole) return 1;
-  const int is_quicker = a->in_proj_words.data && run->B <= MOST_TOGETHER;
+  const int is_quicker = (a->in_proj_words.data || getenv("KRAIT_DECODE")) && run->B <= MOST_TOGETHER;
   const kr_row *row = ctx->cuda && is_quicker ? kr_op_resolve(&kr_op_mamba_decode, ctx, a, &status) : NULL;
   return row && !(row->needs & KRAIT_CAP_CPU);
 }
