@@ -43,7 +43,7 @@ def compile_text(root, out, depfile, *command):
 
 def check_sources(root, path, text, known):
     made_of = [line[len(SOURCE):].rsplit(" ", 1) for line in text.splitlines() if line.startswith(SOURCE)]
-    remedy = "build without -Dptx_dir, or with a folder that this tree's build has written"
+    remedy = "build without -Dptx_dir (and without the ptx folder of a source archive), or with a folder that a build of this tree has written"
     if not made_of:
         die(f"{path} does not say which sources it was made of (an older build's?): {remedy}")
     for name, hash_then in made_of:
