@@ -82,6 +82,7 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
+  KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
   KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT, "precision is '%s', not float32 or tf32", precision);
   o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute;

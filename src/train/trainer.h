@@ -19,6 +19,7 @@ typedef struct kr_train_options {
   int discriminator;        /* 0: without the metric term */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
+  int64_t at_once;          /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a discriminator one more forward pass */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
   kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */
@@ -50,7 +51,7 @@ int32_t kr_trainer_pull(kr_trainer *t);
 int64_t kr_trainer_steps(const kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
-uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs */
+uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */
 
 typedef struct kr_step {
   double terms[KR_TERMS], phase, total; /* before the update */
