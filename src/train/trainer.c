@@ -446,10 +446,12 @@ static int32_t accumulate(kr_trainer *t, kr_parameters *p, float *sum, int64_t p
   return n == 1 ? KRAIT_OK : kr_optimiser_accumulate(t->ctx, p, sum, at, n);
 }
 
-static kr_adamw adamw_of(const kr_trainer *t, double lr) {
+static kr_adamw adamw_of(const kr_trainer *t, double lr, int64_t updates_before) {
   const kr_train_options *o = &t->options;
-  return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, t->n_updates + 1};
+  return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, updates_before + 1};
 }
+
+static int is_alone(const kr_trainer *t) { return t->d && t->n_updates < t->options.discriminator_first; }
 
 /* What the judge says of the signals that the generator made, where the discriminator's graph reads it. */
 static int32_t ask_judge(kr_trainer *t, kr_judge_fn *judge, void *user) {
@@ -475,7 +477,7 @@ static int32_t put_seeds(kr_trainer *t) {
 }
 
 static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  const kr_adamw o = adamw_of(t, lr);
+  const kr_adamw o = adamw_of(t, lr, t->n_updates);
   int is_last;
   KR_TRY(ask_judge(t, judge, user));
   KR_TRY(put_seeds(t));
@@ -508,7 +510,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;
-  const kr_adamw o = adamw_of(t, lr);
+  const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
   return kr_optimiser_step(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1, t->options.average_decay);
@@ -520,13 +522,6 @@ static int32_t set_aside(kr_trainer *t, int back) {
   return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside, back ? t->aside : t->discriminator.device, bytes, NULL) : KRAIT_OK;
 }
 
-static int32_t run_whole(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
-  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
-  return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
-}
-
 /* To the generator's graph, or from it. */
 static int32_t hand_over(kr_trainer *t, int64_t part) {
   for (int k = 0; k < MADE && t->n_parts > 1; k++)
@@ -536,6 +531,31 @@ static int32_t hand_over(kr_trainer *t, int64_t part) {
 static int32_t take_over(kr_trainer *t, int64_t part) {
   for (int k = MADE; k < HANDED && t->n_parts > 1; k++) KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
   return KRAIT_OK;
+}
+
+/* A step of the discriminator alone: the generator's forward pass, and its losses for the log are none. */
+static int32_t step_alone(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, k));
+    KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+    KR_TRY(take_over(t, k));
+  }
+  KR_TRY(step_discriminator(t, lr, judge, user, step));
+  for (int k = 0; k < KR_TERM_DISC_R; k++) step->terms[k] = 0;
+  KR_TRY(sum_terms(t, step));
+  KR_TRY(wait(t));
+  KR_TRY(kr_ranks_check(t->options.ranks));
+  step->alone = 1, step->updated = (t->n_steps + 1) % t->options.accumulate == 0;
+  t->n_steps++, t->n_updates += step->updated && lr > 0;
+  for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(copy(t, t->u[k], t->u_next[0][k], kr_disc_outputs(k)));
+  return KRAIT_OK;
+}
+
+static int32_t run_whole(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
 
 /* Of the generator's terms alone: each part's are means over its items. */
@@ -563,6 +583,7 @@ static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_jud
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
   if (!t->d) KR_TRY(put_seeds(t));
+  if (is_alone(t)) return step_alone(t, lr, judge, user, step);
   KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, user, step) : run_parts(t, lr, judge, user, step));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));

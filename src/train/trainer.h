@@ -17,6 +17,7 @@ typedef struct kr_train_options {
   double average_decay;     /* of the exponential moving average of the weights; 0: none */
   double weights[KR_TERMS]; /* of the terms in the total; the discriminator's are not read */
   int discriminator;        /* 0: without the metric term */
+  int64_t discriminator_first; /* steps at the beginning in which the discriminator learns alone: a young one pushes a generator that has learnt already */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
   int64_t at_once;          /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a discriminator one more forward pass */
@@ -57,7 +58,7 @@ typedef struct kr_step {
   double terms[KR_TERMS], phase, total; /* before the update */
   double gradient_norm;                 /* of the generator, before clipping */
   float scores[3 * 64], sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
-  int updated;
+  int updated, alone; /* alone: the discriminator learnt by itself, and the generator's terms are none */
 } kr_step;
 /* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone leaves all as it was before.
  * With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
