@@ -1,7 +1,8 @@
 /* emulated.c: the kernels of the base tier, those that only the ampere tier launches, and attention's of the hopper tier, on the host, through the real context,
  * launch code and plans, against the reference: under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between the elements of a
  * tensor are poisoned, so that a stray read is found too. Then the harness itself: planted faults must be found, and so
- * must barriers taken out of the real kernels. Usage: emulated LIBRARY OP, or emulated LIBRARY planted. */
+ * must barriers taken out of the real kernels. Usage: emulated LIBRARY OP (KR_CHECK_ROW: of one row alone), or emulated
+ * LIBRARY planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -150,6 +151,8 @@ static void agrees_with_the_reference(void **state) {
   static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0;
   const char *const *rows = strcmp(op->name, "gemm") == 0 ? products : strcmp(op->name, "mamba_decode") == 0 ? decode : is_attention || is_ssd ? attention : most;
+  const char *const only = getenv("KR_CHECK_ROW"), *const one[KR_N_ORDERS] = {only, only, only};
+  if (only) rows = one;
   if (is_attention || is_ssd) capability = 90;
   kr_emulated_blocks_in_order(is_ssd); /* they hand states over */
   assert_true(check_rows(op, rows) > 0);
