@@ -43,6 +43,7 @@ static int tell_stories(const settings *s, krait_lm *lm, kr_story *stories, int 
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
   r->read_s = kr_now_s();
+  if (s->save) kr_let_interrupt_ask(); /* what was said until then is kept */
   const int exit_status = kr_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
   r->end_s = kr_now_s();
   return exit_status;
@@ -82,7 +83,7 @@ static int print_results(const settings *s, const kr_story *stories, int n, cons
     else if (s->file) print_line(stories[i].text ? stories[i].text : "");
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json) print_rates(stories, n, r);
+  if (!s->as_json && !kr_is_asked_to_stop()) print_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 
@@ -97,6 +98,10 @@ static int run_model(const settings *s, const char *path, kr_story *stories, int
   exit_status = status < 0 ? kr_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
   if (exit_status < 0) exit_status = print_results(s, stories, n, &r);
   if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0) exit_status = kr_report("generate", status);
+  if (exit_status == 0 && kr_is_asked_to_stop()) {
+    fprintf(kr_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
+    exit_status = 130;
+  }
   for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);
   krait_lm_close(&lm);
   krait_ctx_close(&ctx);

@@ -2,6 +2,7 @@
 import gzip
 import io
 import json
+import lzma
 import pathlib
 import struct
 import sys
@@ -12,6 +13,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 YAML = [b"model:\n  model_lib: primeknet_mamba\n  param:\n    fft_len: 400\n    causal: True\n    freq_block_kernel:\n    - 3\n    - 11\n",
         b'{"model": "x", "config": {"a": [1, 2.5e3, null, "\\u00e9"], "b": {}}}', b"a: 'x'\nb: |\n  text\nc: &x {d: *x}\n"]
+
+
+def device_code_tool():
+    sys.path.insert(0, str(ROOT / "tools"))
+    import device_code as tool
+    return tool
 
 
 def torch_files():
@@ -82,6 +89,17 @@ def zips():
             z.writestr("x-1.0.dist-info/METADATA", "Name: x\nVersion: 1.0\nRequires-Dist: torch (>=2)\n")
             z.writestr("x-1.0.dist-info/RECORD", "x/a.so,sha256=AAAA,100\n")
         yield out.getvalue()
+
+
+def lzma_streams():
+    for data in (b"abcabcabcabcabd" * 9, bytes(3000), (ROOT / "ROOMS").read_bytes()):
+        yield struct.pack("<H", len(data)) + lzma.compress(data, format=lzma.FORMAT_RAW, filters=device_code_tool().FILTERS)
+
+
+def packed_texts():
+    yield struct.pack("<H", len(PTX)) + device_code_tool().packed_text(PTX)
+    numbered = b"{\n.reg .b32 %r<4>;\nmov.u32 %r1,%r300;\n$L__BB0_1:\nbra $L__BB0_1;\n@%p1 bra $L__BB0_100;\n}\n"
+    yield struct.pack("<H", len(numbered)) + device_code_tool().packed_text(numbered)
 
 
 def tokenizers():
@@ -176,7 +194,9 @@ SEEDS = {
     "fatbin": device_code(".fatbin"),
     "gguf": list(ggufs()),
     "ldcache": [library_list(b""), library_list(old_list())],
+    "lzma": lzma_streams(),
     "ptx": [PTX],
+    "ptx_text": packed_texts(),
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "model": model_seeds(),
     "pickle": pickles(),

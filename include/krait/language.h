@@ -86,7 +86,7 @@ typedef struct krait_lm_timing {
 typedef void (*krait_lm_kind_fn)(void *user, const char *run, const char *name, const char *op, const char *row, int64_t n_calls, double seconds);
 /* What the prompt's run and a step are made of: calls of one name and row, how many, and what all of them take in a row. */
 KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user);
-/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, or KRAIT_I32 for Mamba's models in q8_0. */
+/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also KRAIT_I32 (q8_0) and KRAIT_U8 (q4_k). */
 KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
 
 #ifdef __cplusplus

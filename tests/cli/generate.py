@@ -398,6 +398,8 @@ def gguf_refused():
         check_error(exit_status, sentence, "generate", file, "-p", "a", "-n", 1)
 
     bad("its general.architecture is 'llama'", {"general.architecture": "llama"})
+    bad("its general.architecture is ''", {"general.architecture": []})
+    bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": [], "tokenizer.ggml.token_type": None})
     bad("tokenizer.ggml.pre is 'falcon'", {"tokenizer.ggml.pre": "falcon"})
     bad("no tokenizer.ggml.merges", {"tokenizer.ggml.merges": None})
     bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None})
@@ -485,6 +487,7 @@ def little_memory():
 
 
 def interrupted():
+    """Where a state is asked for, Ctrl-C ends the text and keeps it; a second one, or without a state the first, ends the program."""
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1", "--save-state", str(here / "never.state")], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     first = os.read(child.stdout.fileno(), 1)
@@ -493,7 +496,13 @@ def interrupted():
     rest, errors = child.communicate(timeout=60)
     check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
     check(len(rest) > 100, "tokens were streamed until Ctrl-C")
-    check(not (here / "never.state").exists(), "no state file after Ctrl-C")
+    check(b"never.state has what was read and generated" in errors, f"Ctrl-C: {errors!r}")
+    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text until then")
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.read(child.stdout.fileno(), 1)
+    child.send_signal(signal.SIGINT)
+    rest, errors = child.communicate(timeout=60)
+    check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
 
 
 against_plain("mamba1")

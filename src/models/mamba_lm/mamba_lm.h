@@ -67,7 +67,7 @@ typedef struct kr_mlm_weights {
 
 int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *config);
 int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *config, kr_mlm_weights *weights);
-/* Random ones of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, the rest float16. */
+/* Random ones of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, KRAIT_U8: as q4_k, the rest float16. */
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, kr_mlm_weights *weights);
 void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *weights);
 
