@@ -31,8 +31,8 @@ KR_DEV void sync_workers(void) { kr_sync_some<1, THREADS>(); }
 KR_DEV void sync_workers(void) { kr_sync(); }
 #endif
 #if KR_WAIT == 4
-KR_DEV void cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
-KR_DEV void cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
+KR_DEV void cluster_arrive(void) { kr_sync_warp(); asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
+KR_DEV void cluster_wait(void) { kr_sync_warp(); asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
 #else
 KR_DEV void cluster_arrive(void) {}
 KR_DEV void cluster_wait(void) {}
