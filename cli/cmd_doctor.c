@@ -2,6 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,7 +16,7 @@
 #include "cmd.h"
 #include "say.h"
 
-enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20 };
+enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20, MAPPED_BYTES = 4 << 20 };
 static const long long MAX_READ_BYTES = 4ll << 30;
 
 typedef struct doctor_args {
@@ -126,13 +129,16 @@ int cmd_doctor(int argc, char **argv) {
       KR_SWITCH("no-color", 0, &args.no_color, "no colours"),
   };
   const kr_verb verb = {"doctor", "[PATH...]",
-                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .tar.gz, .conda, .fatbin, "
+                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, "
                         ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
                         "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU unknown, 64 bad usage.",
                         options, KR_N(options), 0, -1};
   int first, status = kr_args_read(&verb, argc, argv, &first);
   if (status >= 0) return status == 2 ? EXIT_USAGE : status;
   if (args.explain) return explain(&args);
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* what was freed goes back to the system, or each of the threads that unpack a wheel would keep its largest */
+#endif
   if (args.list) return list(&args);
   o->paths = (const char *const *)argv + first;
   o->n_paths = (uint32_t)(argc - first);

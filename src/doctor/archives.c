@@ -1,4 +1,4 @@
-/* archives.c: source releases (.tar.gz), of which the build's own text is read and nothing is run; and conda's packages (.conda, .tar.zst), whose index says what they are. */
+/* archives.c: source releases (.tar.gz), of which the build's own text is read and nothing is run; and conda's packages (.conda, .tar.bz2), whose index says what they are. */
 #include <ctype.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -145,28 +145,22 @@ static int is_build_file(const char *name) {
   return 0;
 }
 
-/* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
-static void name_by_folder(doc *d, doc_package *p, const char *path) {
-  const char *base = base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
-  if (!end) end = base + strcspn(base, ".");
-  for (const char *q = base; q < end; q++)
-    if (*q == '-' && isdigit((unsigned char)q[1])) dash = q;
-  if (*p->name || !dash) return;
-  p->name = doc_normalise(d, base, (size_t)(dash - base));
-  p->version = kr_arena_copy(d->arena, dash + 1, (size_t)(end - dash - 1));
-}
-
 static doc_build *add_build(doc *d, const char *path) {
   doc_build *b = kr_list_push(d->arena, &d->builds);
   *b = (doc_build){.path = path, .package = "", .version = "", .named_at = "", .variable = "", .python = "", .platform = "", .torch_pins = KR_LIST(const char *)};
   return b;
 }
 
-typedef struct conda_reader {
-  const char *path, *name, *version;
-} conda_reader;
+typedef struct reader {
+  const char *path, *name, *version; /* name: of the package, as soon as its index was read; "" */
+  doc_build *build;
+  const char *metadata; /* PKG-INFO of a source release; "" */
+  int is_conda;
+} reader;
 
-static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const conda_reader *r) {
+static reader begin_archive(doc *d, const char *path) { return (reader){.path = path, .name = "", .version = "", .build = add_build(d, path), .metadata = ""}; }
+
+static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const reader *r) {
   kr_source *source;
   const char *path = kr_arena_print(d->arena, "%s/%s", r->path, member->name), *base = base_of(path);
   if (strcmp(base, "ptxas") != 0 && (!doc_is_library_name(member->name) || !member->bytes)) return;
@@ -183,28 +177,6 @@ static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const co
   }
   d->owner = d->owner_version = "";
   kr_forward_close(&source);
-}
-
-/* Every member of an archive: texts of the build, metadata, and libraries, should there be any. */
-static void read_source_release(doc *d, kr_tar *tar, const char *path) {
-  doc_build *b = add_build(d, path);
-  const char *metadata = "";
-  kr_tar_member m;
-  int32_t status;
-  const conda_reader r = {.path = path, .name = "", .version = ""};
-  while (((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) && !kr_arena_failed(d->arena)) {
-    const char *slash = strchr(m.name, '/');
-    if (status != 1) report_broken(d, path);
-    else if (slash && strcmp(slash, "/PKG-INFO") == 0) metadata = member_text(d, tar, m.bytes, MAX_TEXT_BYTES);
-    else if (is_build_file(m.name)) read_build_text(d, b, kr_arena_print(d->arena, "%s", base_of(m.name)), member_text(d, tar, m.bytes, MAX_TEXT_BYTES));
-    else read_code(d, tar, &m, &r);
-  }
-  if (status < 0) report_broken(d, path);
-  doc_package *p = doc_add_package(d, metadata, "", "");
-  p->site = path;
-  name_by_folder(d, p, path);
-  b->package = p->name, b->version = p->version, b->python = doc_header(d, metadata, "Requires-Python");
-  doc_index_package(d, d->packages.n - 1);
 }
 
 /* ---- conda's packages ---- */
@@ -227,15 +199,16 @@ static const char *text_of(doc *d, const json_t *object, const char *key) {
   return text ? kr_arena_print(d->arena, "%s", text) : "";
 }
 
-static void read_index(doc *d, const char *path, const char *text, conda_reader *r) {
+static void read_index(doc *d, const char *text, reader *r) {
   json_t *index = json_loads(text, 0, NULL);
   const json_t *depends = json_object_get(index, "depends");
-  doc_build *b = add_build(d, path);
+  doc_build *b = r->build;
   doc_package *p = doc_add_package(d, "", "", "");
   p->name = r->name = b->package = pip_name(d, text_of(d, index, "name"));
   p->version = r->version = b->version = text_of(d, index, "version");
-  p->site = path;
+  p->site = r->path;
   b->platform = text_of(d, index, "subdir");
+  r->is_conda = 1;
   for (size_t i = 0; i < json_array_size(depends) && !kr_arena_failed(d->arena); i++) {
     const char *line = json_string_value(json_array_get(depends, i));
     const char *requirement = line ? pip_requirement(d, line) : "";
@@ -246,28 +219,67 @@ static void read_index(doc *d, const char *path, const char *text, conda_reader 
   json_decref(index);
 }
 
-/* Of one tar: info/index.json, then libraries. */
-static int read_conda_tar(doc *d, kr_source *packed, conda_reader *r) {
+/* Libraries that came before the index have its names, too. */
+static void name_owner(doc *d, size_t first_file, const reader *r) {
+  for (size_t i = first_file; i < d->files.n; i++) {
+    doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!*file->package) file->package = r->name, file->package_version = r->version;
+  }
+}
+
+/* One member: conda's index, texts of a source release's build, its metadata, or a library. */
+static void read_member(doc *d, kr_tar *tar, const kr_tar_member *m, reader *r) {
+  const char *slash = strchr(m->name, '/');
+  if (!r->is_conda && strcmp(m->name, "info/index.json") == 0) read_index(d, member_text(d, tar, m->bytes, MAX_INDEX_BYTES), r);
+  else if (!r->is_conda && slash && strcmp(slash, "/PKG-INFO") == 0) r->metadata = member_text(d, tar, m->bytes, MAX_TEXT_BYTES);
+  else if (!r->is_conda && is_build_file(m->name)) read_build_text(d, r->build, kr_arena_print(d->arena, "%s", base_of(m->name)), member_text(d, tar, m->bytes, MAX_TEXT_BYTES));
+  else read_code(d, tar, m, r);
+}
+
+/* 0: it is no archive that is read here. */
+static int read_tar(doc *d, kr_source *packed, reader *r) {
+  const size_t first_file = d->files.n;
   kr_tar *tar;
   kr_tar_member m;
-  int32_t status = kr_tar_open(packed, &tar);
-  int found = 0;
+  int32_t status = KRAIT_OK;
+  if (kr_tar_open(packed, &tar) < 0) {
+    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    return 0;
+  }
   while (status >= 0 && ((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) && !kr_arena_failed(d->arena)) {
-    if (status != 1) report_broken(d, r->path), status = KRAIT_OK;
-    else if (strcmp(m.name, "info/index.json") == 0) found = 1, read_index(d, r->path, member_text(d, tar, m.bytes, MAX_INDEX_BYTES), r);
-    else read_code(d, tar, &m, r);
+    if (status == 1) read_member(d, tar, &m, r);
+    else report_broken(d, r->path), status = KRAIT_OK;
   }
   if (status < 0) report_broken(d, r->path);
+  if (r->is_conda) name_owner(d, first_file, r);
   kr_tar_close(&tar);
-  return found;
+  return 1;
+}
+
+/* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
+static void name_by_folder(doc *d, doc_package *p, const char *path) {
+  const char *base = base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
+  if (!end) end = base + strcspn(base, ".");
+  for (const char *q = base; q < end; q++)
+    if (*q == '-' && isdigit((unsigned char)q[1])) dash = q;
+  if (*p->name || !dash) return;
+  p->name = doc_normalise(d, base, (size_t)(dash - base));
+  p->version = kr_arena_copy(d->arena, dash + 1, (size_t)(end - dash - 1));
+}
+
+static void end_source_release(doc *d, const reader *r) {
+  doc_package *p = doc_add_package(d, r->metadata, "", "");
+  p->site = r->path;
+  name_by_folder(d, p, r->path);
+  r->build->package = p->name, r->build->version = p->version, r->build->python = doc_header(d, r->metadata, "Requires-Python");
+  doc_index_package(d, d->packages.n - 1);
 }
 
 /* A zip archive of two: info- first, so that what the other holds has an owner. */
 static void read_conda(doc *d, const char *path) {
   static const char *const parts[] = {"info-", "pkg-"};
-  conda_reader r = {.path = path, .name = "", .version = ""};
+  reader r = begin_archive(d, path);
   kr_zip *zip;
-  int found = 0;
   if (kr_zip_open(path, &zip) < 0) {
     report_broken(d, path);
     return;
@@ -281,27 +293,25 @@ static void read_conda(doc *d, const char *path) {
         report_broken(d, path);
         continue;
       }
-      found += read_conda_tar(d, source, &r);
+      read_tar(d, source, &r);
       kr_zip_source_close(&source);
     }
-  if (!found) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no package of conda: it has no info/index.json", path));
+  if (!r.is_conda) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no package of conda: it has no info/index.json", path));
   kr_zip_close(&zip);
 }
 
 void doc_read_archive(doc *d, const char *path) {
   kr_source packed;
-  kr_tar *tar;
   if (ends_with(path, ".conda")) {
     read_conda(d, path);
     return;
   }
-  if (kr_source_open(&packed, path) < 0 || kr_tar_open(&packed, &tar) < 0) {
+  if (kr_source_open(&packed, path) < 0) {
     doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
-    kr_source_close(&packed);
     return;
   }
-  read_source_release(d, tar, path);
-  kr_tar_close(&tar);
+  reader r = begin_archive(d, path);
+  if (read_tar(d, &packed, &r) && !r.is_conda) end_source_release(d, &r);
   kr_source_close(&packed);
 }
 

@@ -223,7 +223,7 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
 static const char *rebuild(doc *d, const char *package, const char *version) {
   const char *ready = release(d, package, public_version(d, version), 0), *built = build(d, package, public_version(d, version), 1);
   const kr_row *row = doc_package_row(d, package);
-  if (*ready) return ready;
+  if (*ready && (d->torch_number || !doc_companion_column(package))) return ready;
   if (*d->log.source && *package) return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .", d->log.source);
   if (*built) return built;
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);

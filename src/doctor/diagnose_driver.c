@@ -58,7 +58,7 @@ static void check_environment(doc *d) {
     doc_report(d, "D04", NULL, "", keys);
   }
   if (d->env_visible && (!*d->env_visible || strcmp(d->env_visible, "-1") == 0))
-    doc_evidence(d, doc_report(d, "D08", NULL, "", NULL), "CUDA_VISIBLE_DEVICES=\"%s\"", d->env_visible);
+    doc_evidence(d, doc_report(d, "D08", NULL, "", (const char *[]){"visible", *d->env_visible ? d->env_visible : "\"\"", NULL}), "CUDA_VISIBLE_DEVICES=\"%s\"", d->env_visible);
 }
 
 static void check_machine_driver(doc *d) {

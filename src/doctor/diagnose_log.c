@@ -51,6 +51,7 @@ static const char *package_of(doc *d, const doc_hit *hit) {
   if (is_someone(here)) return here;
   if (is_someone(hit->near)) return hit->near;
   if (is_someone(owner)) return owner;
+  if (!d->log.last_frame && d->log.names.n == 1) return DOC_TEXT(d->log.names, 0); /* a program without Python */
   if (hit->rule->stage != KR_STAGE_IMAGE || *owner) /* which file fails only bytes can say */
     for (size_t i = d->log.files.n; i-- > 0;)
       if (is_someone(doc_package_in(d, DOC_TEXT(d->log.files, i)))) return doc_package_in(d, DOC_TEXT(d->log.files, i));
@@ -211,11 +212,37 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
   put(keys, "gcc", gcc);
 }
 
+/* The row of a library by its name, or by the name's begin in the release of torch's CUDA: libcublas. */
+static const kr_row *soname_row(doc *d, const char *lib) {
+  const kr_row *row, *found = kr_tables_find(d->tables, "soname", lib);
+  const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
+  const char *begin = kr_arena_print(d->arena, "%s.so.", lib);
+  for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "soname", &at));)
+    if (begins(row->column[0], begin) && (!of_torch || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch)) found = row;
+  return found;
+}
+
+/* 90100 and 8907 as 9.1.0 and 8.9.7; other libraries' numbers as they are. */
+static const char *library_number(doc *d, const char *what, const char *text) {
+  const int n = atoi(text);
+  if (strcmp(what, "cuDNN") != 0 || n < 1000) return text;
+  return n >= 90000 ? kr_arena_print(d->arena, "%d.%d.%d", n / 10000, n / 100 % 100, n % 100) : kr_arena_print(d->arena, "%d.%d.%d", n / 1000, n / 100 % 10, n % 100);
+}
+
+static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const kr_row *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
+  put(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
+  put(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
+  if (row) put(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
+}
+
 static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *lib = taken(hit, "lib");
   if (is(hit, "L01")) {
     if (begins(lib, "libc10") || begins(lib, "libtorch") || begins(lib, "libcuda.so") || begins(lib, "libcudnn") || begins(lib, "libbitsandbytes") || begins(lib, "cudnn")) return 0;
-    if (*taken(hit, "plain_lib")) put(keys, "lib", kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib")));
+    if (*taken(hit, "plain_lib")) lib = kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib"));
+    if (soname_row(d, lib)) lib = soname_row(d, lib)->column[0];
+    put(keys, "lib", lib);
     put(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
     put(keys, "library_install", doc_install_library(d, lib, package));
   }
@@ -241,13 +268,81 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
   if (is(hit, "L08")) fill_bitsandbytes(d, hit, keys);
   if (is(hit, "L09")) fill_cudnn(d, hit, keys);
   if (is(hit, "L10")) fill_cudnn_versions(d, hit, keys);
+  if (is(hit, "L11")) fill_jax(d, hit, keys);
   if (is(hit, "L06")) put(keys, "lib", lib);
   return 1;
 }
 
 /* ---- packages that go together ---- */
+/* Another torch than the one that is there. */
+static const char *newest_torch(doc *d) {
+  const int number = d->torch_number;
+  d->torch_number = 0;
+  const char *command = doc_torch_install(d);
+  d->torch_number = number;
+  return command;
+}
+
+/* A name that another release of torch or transformers has. */
+static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+  const char *attribute = taken(hit, "attribute");
+  const kr_row *row = kr_tables_find(d->tables, "attribute", attribute);
+  const int is_torch = strstr(hit->line, "transformers") == NULL || strstr(hit->line, "'torch") != NULL, since = row ? kr_parse_torch(row->column[1]) : 0;
+  if (kr_tables_has_word("version __version__ Tensor tensor nn device cuda float32 no_grad", attribute)) return 0; /* that is no torch at all */
+  if (!is_torch) {
+    put(keys, "partner", "transformers");
+    put(keys, "attribute_fix", strstr(attribute, "DecoderOnlyOutput") ? "pip install \"transformers>=4.39,<5\"" : "");
+    return is_someone(package);
+  }
+  if (row && since) put(keys, "since", row->column[1]);
+  if (row && !since) put(keys, "until", row->column[2]);
+  if (d->torch_number && since && d->torch_number < since) put(keys, "have_torch", d->torch);
+  if (row && !since) put(keys, "attribute_fix", doc_command(d, "release", package, "", ""));
+  else if (d->torch_number < 209) put(keys, "attribute_fix", newest_torch(d));
+  return 1;
+}
+
+/* "(from versions: 2.2.0, 2.2.1, 2.3.0)": the last, and the one to take in the place of the one that is asked for: the next newer, else the last. */
+static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *req = taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last = "", *nearest = "";
+  const size_t n = strcspn(req, "=<>!~;[");
+  const char *name = kr_arena_copy(d->arena, req, n), *asked = begins(req + n, "==") ? req + n + 2 : "";
+  if (strcmp(taken(hit, "first_listed"), "none") == 0) {
+    put(keys, "which_python", "python3 -m pip --version && uname -m");
+    return 1;
+  }
+  for (const char *p = at ? at + 16 : ""; *p && *p != ')'; p += strspn(p, ", ")) {
+    const size_t length = strcspn(p, ",)");
+    const char *version = kr_arena_copy(d->arena, p, length);
+    if (!length || version[strspn(version, "0123456789.")]) { /* a release before the release, or a variant */
+      p += length + !length;
+      continue;
+    }
+    last = version;
+    if (!*nearest && *asked && kr_compare_versions(version, asked) >= 0) nearest = version;
+    p += length;
+  }
+  if (!*last) return 0;
+  put(keys, "first_release", taken(hit, "first_listed"));
+  put(keys, "last_release", last);
+  put(keys, "nearest_install", kr_arena_print(d->arena, "pip install %s==%s", name, *nearest ? nearest : last));
+  return 1;
+}
+
+static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+  const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
+  if (!strstr(hit->line, asker)) return 0; /* over wrapped lines a name may have grown */
+  *package = doc_normalise(d, asker, strlen(asker));
+  put(keys, "have", kr_arena_print(d->arena, "%s %s", have, taken(hit, "have_version")));
+  put(keys, "pair", strcmp(have, "torch") == 0 ? doc_pair_command(d, *package, NULL) : kr_arena_print(d->arena, "pip install \"%s\"", taken(hit, "req")));
+  return 1;
+}
+
 static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const kr_row *row, *pair = NULL;
+  if (is(hit, "P01")) return fill_requirement(d, hit, keys, package);
+  if (is(hit, "P06")) return fill_other_release(d, hit, keys, *package);
+  if (is(hit, "P07")) return fill_no_release(d, hit, keys);
   if (is(hit, "P02")) {
     static const char *const members[] = {"torchvision", "torchaudio"};
     for (int i = 0; i < 2; i++)
@@ -271,6 +366,17 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
 }
 
 /* ---- driver ---- */
+static int fill_hidden(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int is_false = strstr(hit->line, "is_available() is False") != NULL, is_cpu = strstr(d->torch, "+cpu") != NULL;
+  if (is(hit, "D07")) return !is_false || is_cpu;
+  if (!is(hit, "D08")) return 1;
+  if (is_false && is_cpu) return 0;
+  if (is_false) put(keys, "unavailable", ": torch.cuda.is_available() is False"), put(keys, "look", "python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'; nvidia-smi");
+  else if (strstr(hit->line, "ordinal") || strstr(hit->line, "INVALID_DEVICE")) put(keys, "ordinal", "invalid device ordinal"), put(keys, "look", "nvidia-smi -L");
+  else put(keys, "look", "echo \"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES\"; nvidia-smi -L");
+  return 1;
+}
+
 static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "D01") && *taken(hit, "found")) {
     int found = atoi(taken(hit, "found"));
@@ -337,13 +443,39 @@ static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   return 1;
 }
 
+/* The newest GCC that a toolkit takes. */
+static const char *newest_gcc(doc *d, const char *cuda) {
+  const kr_row *row;
+  const char *newest = "";
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "host", &at));)
+    if (kr_parse_tenths(row->column[0]) <= kr_parse_tenths(cuda)) newest = row->column[1];
+  return newest;
+}
+
+static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *cuda = *taken(hit, "host_cuda") ? taken(hit, "host_cuda") : d->log.nvcc, *newest = newest_gcc(d, cuda);
+  if (*taken(hit, "gcc_most")) return;
+  put(keys, "gcc_most", strstr(hit->line, "parameter packs") ? "10" : *newest ? newest : "12");
+}
+
+static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int year = atoi(taken(hit, "std_year"));
+  put(keys, "std", kr_arena_print(d->arena, "C++%d", year));
+  put_need(d, keys, year >= 20 ? 120 : year >= 17 ? 110 : 0);
+  return year == 17 || year == 20;
+}
+
 static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (*taken(hit, "arch") && (is(hit, "B01") || is(hit, "B02") || is(hit, "B11"))) return fill_nvcc(d, hit, keys);
   if (is(hit, "B10")) put_need(d, keys, usual_toolkit(d));
   if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module"))) return 0;
   if (is(hit, "B08") && d->log.first_error) put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
   if (is(hit, "B09") && strstr(hit->line, "clang")) return 1;
-  if (is(hit, "B09") && !*taken(hit, "gcc_most")) put(keys, "gcc_most", "12");
+  if (is(hit, "B09")) fill_host(d, hit, keys);
+  if (is(hit, "B06") && !*taken(hit, "nvcc")) put(keys, "nvcc", d->log.nvcc);
+  if (is(hit, "B20")) put(keys, "gcc_take", atoi(taken(hit, "gcc_least")) > 11 ? taken(hit, "gcc_least") : "11"); /* which every system of these years has */
+  if (is(hit, "B19")) put(keys, "nvcc", d->log.nvcc);
+  if (is(hit, "B21")) return fill_language(d, hit, keys);
   if (is(hit, "B13") && !d->log.is_build) return 0;
   if (is(hit, "R08") && (d->log.is_build || strstr(hit->line, "Killed signal"))) return 0;
   if (is(hit, "B14")) return fill_header(d, hit, keys);
@@ -374,6 +506,7 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     if (!strstr(hit->line, "Ampere")) *package = "";
   }
   if (is(hit, "K21") && cc < 80) return 0;
+  if (is(hit, "K21") && strstr(hit->line, "(too new)")) *package = "xformers", put(keys, "newer", doc_pair_command(d, "xformers", NULL));
   if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing was launched yet: D10 */
   if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
   if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14"))) *package = ""; /* torch also reports the launches of others */
@@ -381,7 +514,18 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
   return 1;
 }
 
+static void fill_fault(const doc_hit *hit, hit_keys *keys) {
+  static const char *const faults[][2] = {{" ECC ", "a memory error that cannot be corrected"}, {"ECC_UNCORR", "a memory error that cannot be corrected"}, {"ECCUncorr", "a memory error that cannot be corrected"},
+                                          {"off the bus", "it has left the bus"}, {"is lost", "it does not answer any more"}, {"device handle", "it does not answer any more"}};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+    if (strstr(hit->line, faults[i][0])) {
+      put(keys, "fault", faults[i][1]);
+      return;
+    }
+}
+
 static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
+  if (is(hit, "R09")) fill_fault(hit, keys);
   static const char *const libs[][2] = {{"cublas", "CUBLAS"}, {"cudnn", "CUDNN"}, {"cusolver", "CUSOLVER"}};
   for (int i = 0; i < 3 && is(hit, "R06"); i++)
     if (*taken(hit, libs[i][0])) put(keys, "lib", libs[i][1]), put(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
@@ -446,7 +590,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
     report_arch_list(d, hit);
     return;
   }
-  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) || !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package)) return;
+  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) || !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package) || !fill_hidden(d, hit, &keys)) return;
   if (is_said(d, hit, package)) return;
   fill_driver(d, hit, &keys);
   fill_use(d, hit, &keys);

@@ -155,7 +155,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
     damaged |= strcmp(f->rule->id, "F01") == 0;
   }
   if (damaged) return 3;
-  if (errors || (d->log.given && d->log.is_crash && !n_told(d))) return 1; /* a crash is no success, whether or not it is understood */
+  if (errors || (d->log.given && d->log.is_crash && (warnings || !n_told(d)))) return 1; /* a crash is no success, whether or not it is understood */
   if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
   return warnings && strict ? 2 : 0;
 }

@@ -303,6 +303,7 @@ const char *doc_version_of(const doc *d, const char *package) {
 /* ---- the GPU ---- */
 static int set_gpu(doc *d, const char *name, int cc) {
   if (!cc) return 0;
+  if (!d->options.machine && !d->is_environment && doc_machine_of_gpu(d, name)) d->machine = doc_machine_of_gpu(d, name);
   *(doc_gpu *)kr_list_push(d->arena, &d->gpus) = (doc_gpu){name, "the log", cc};
   return 1;
 }
@@ -339,12 +340,12 @@ static int gpu_from_words(doc *d, const char *text) {
 }
 
 static int gpu_from_capability(doc *d, const char *text) {
-  static const char *const patterns[] = {"CUDA capability sm_%d{sm}", "of cuda capability %d{cc}", "compute capability %d{cc}", "compute capability: %d{cc}", "compute_capability=%d{cc}", "cuda capability %d{cc}"};
+  static const char *const patterns[] = {"CUDA capability sm_%d{sm}", "of cuda capability %d{cc}", "compute capability %d{cc}", "compute capability: %d{cc}", "compute_capability=%d{cc}", "cuda capability %d{cc}", "your GPU has capability (%d{major}, %d{minor})"};
   for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
     kr_list keys = KR_LIST(const char *);
     if (!doc_match(d, patterns[i], text, &keys)) continue;
     const char *value = DOC_TEXT(keys, 1);
-    int cc = strchr(value, '.') ? kr_parse_tenths(value) : atoi(value) >= 30 ? atoi(value) : 0;
+    int cc = keys.n == 4 ? 10 * atoi(value) + atoi(DOC_TEXT(keys, 3)) : strchr(value, '.') ? kr_parse_tenths(value) : atoi(value) >= 30 ? atoi(value) : 0;
     if (set_gpu(d, kr_arena_print(d->arena, "sm_%d", cc), cc)) return 1;
   }
   return 0;
@@ -352,7 +353,7 @@ static int gpu_from_capability(doc *d, const char *text) {
 
 /* ---- torch, driver, toolkit ---- */
 static void torch_from_text(doc *d, const char *text) {
-  static const char *const words[] = {"(you have ", "torch==", "torch-", "torch: ", "torch version: ", "torch.__version__ '", "torch.__version__ ", "PyTorch version: ", "PyTorch Version: ",
+  static const char *const words[] = {"(you have ", "you have torch ", "torch==", "torch-", "torch: ", "torch version: ", "torch.__version__ '", "torch.__version__ ", "PyTorch version: ", "PyTorch Version: ",
                                       "PyTorch version ", "PyTorch ", "pytorch ", "Torch ", "torch ", "torch=", NULL};
   static const char *const cuda[] = {"CUDA used to build PyTorch: ", "torch.version.cuda: ", "torch.version.cuda ", NULL};
   const char *version = first_token(d, text, words), *tag = strstr(version, "+cu");
@@ -397,7 +398,7 @@ static void fill_facts(doc *d, const char *text) {
   static const char *const nvcc[] = {"Cuda compilation tools, release ", "CUDA runtime version: ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
   static const char *const windows[] = {"C:\\", "D:\\", "E:\\", "F:\\", ".pyd", "win_amd64", ".dll", NULL};
   static const char *const build[] = {"ninja", "nvcc", "cc1plus", "uilding wheel", "setup.py", "gcc", "g++", "FAILED:", "collect2", "subprocess-exited", "cl.exe", "uilding extension", NULL};
-  static const char *const crash[] = {"Error", "ERROR", "error", "fatal", "Traceback", "Killed", "FAILED", "ailed", "Exception", "Segmentation fault", "Aborted", "WARN", "annot ", "not found", "Unable", NULL};
+  static const char *const crash[] = {"Error", "ERROR", "error", "fatal", "Traceback", "Killed", "FAILED", "ailed", "Exception", "Segmentation fault", "Aborted", "WARN", "annot ", "not found", "Unable", "dumped", "Illegal instruction", NULL};
   if (!*d->torch) torch_from_text(d, text);
   if (!*d->driver) driver_from_text(d, text);
   if (!d->python) python_from_text(d, text);

@@ -155,7 +155,7 @@ static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 
 
 /* A line that a shell takes as it stands: a program of these, or variables in capitals before one. */
 int doc_is_command(const char *fix) {
-  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "wsl ", "free ", "sed ", "cd "};
+  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "wsl ", "free ", "sed ", "cd ", "echo ", "grep ", "python3 ", "nvidia-smi"};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");

@@ -6,7 +6,7 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES, LONG_BYTES = 12 << 20, HEAD_BYTES = 2 << 20, SMALL_BYTES = 1 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
+enum { PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES, LONG_BYTES = 12 << 20, HEAD_BYTES = 2 << 20, MAX_RESTARTS = 16, N_BLOCKS = 32, BLOCK_BYTES = 1 << 16 };
 
 typedef struct stream {
   kr_source source; /* first: its functions get a pointer to it */
@@ -105,9 +105,10 @@ void kr_forward_free_room(kr_forward_room *room) {
   *room = (kr_forward_room){0};
 }
 
-/* Small ones are many, as the texts of an archive; larger ones take a window of full size, that of the next one. What is longer than any window has three quarters of it (a patched library's section table lies 11 MiB before its end), and a head. */
+/* As much as the member has, or the room of the one before it. What is longer than any window has three quarters of it (a patched library's section table lies
+ * 11 MiB before its end), and a head. */
 static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r) {
-  const size_t cap = bytes < SMALL_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : bytes <= WINDOW_BYTES ? WINDOW_BYTES : LONG_BYTES;
+  const size_t cap = bytes <= WINDOW_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : LONG_BYTES;
   *r = *spare;
   *spare = (kr_forward_room){0};
   if (r->cap < cap) {

@@ -1,7 +1,8 @@
-/* tar_file.c: headers of POSIX and GNU tar over a stream that gzip or zstd unpack. */
+/* tar_file.c: headers of POSIX and GNU tar over a stream that gzip, bzip2 or zstd unpack. */
 #define _POSIX_C_SOURCE 200809L
 #include "tar_file.h"
 
+#include <bzlib.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
@@ -14,7 +15,7 @@
 enum { BLOCK_BYTES = 512, PIECE_BYTES = 1 << 16, MAX_MEMBERS = 200000, MAX_NAME = 4096, MAX_EXTRA_BYTES = 1 << 16, MAX_RATIO = 1000, MAX_RESTARTS = 16, GZIP_WINDOW = 16 + MAX_WBITS, ZSTD_WINDOW_LOG = 27 };
 #define MAX_TOTAL_BYTES (64ull << 30)
 
-typedef enum packing { PLAIN, GZIP, ZSTD } packing;
+typedef enum packing { PLAIN, GZIP, BZIP2, ZSTD } packing;
 
 struct kr_tar {
   kr_source *packed;
@@ -23,7 +24,8 @@ struct kr_tar {
   uint8_t *in;            /* a piece of packed, from in_at to in_end */
   size_t in_at, in_end;
   z_stream z;
-  int has_z, n_starts, n_members, is_open; /* open: a frame began and has not ended */
+  bz_stream bz;
+  int has_z, has_bz, n_starts, n_members, is_open; /* open: a frame began and has not ended */
   ZSTD_DCtx *zstd;
   uint64_t next, member_at, member_bytes; /* unpacked offsets: of the next header, of the member's bytes */
   char name[MAX_NAME + 1];
@@ -35,11 +37,21 @@ static int32_t damage(const kr_tar *t, const char *what) {
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: %s at offset %llu", t->packed->name, what, (unsigned long long)t->packed_at - (t->in_end - t->in_at));
 }
 
+/* bzip2 has no way back but a new start. */
+static int32_t begin_bzip2(kr_tar *t) {
+  if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
+  t->bz = (bz_stream){0};
+  t->has_bz = BZ2_bzDecompressInit(&t->bz, 0, 0) == BZ_OK;
+  KR_CHECK(t->has_bz, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  return KRAIT_OK;
+}
+
 static int32_t restart(kr_tar *t) {
   KR_CHECK(t->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often", t->packed->name);
   t->packed_at = t->at = t->in_at = t->in_end = 0;
   t->is_open = 0;
   if (t->packing == GZIP && t->has_z && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that cannot begin again");
+  if (t->packing == BZIP2) KR_TRY(begin_bzip2(t));
   if (t->packing == ZSTD) ZSTD_DCtx_reset(t->zstd, ZSTD_reset_session_only);
   return KRAIT_OK;
 }
@@ -54,30 +66,47 @@ static int32_t refill(kr_tar *t) {
   return KRAIT_OK;
 }
 
-/* Some bytes, at least one. */
+/* Of each packing: what one call makes of the bytes at hand; another stream may follow the first. */
+static int32_t take_gzip(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)(t->in_end - t->in_at), t->z.next_out = out, t->z.avail_out = (uInt)room;
+  const int status = inflate(&t->z, Z_NO_FLUSH);
+  if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) return damage(t, "a gzip stream that does not unpack");
+  t->in_at = t->in_end - t->z.avail_in, *n = room - t->z.avail_out;
+  t->is_open = status != Z_STREAM_END;
+  if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that does not unpack");
+  return KRAIT_OK;
+}
+
+static int32_t take_bzip2(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  t->bz.next_in = (char *)t->in + t->in_at, t->bz.avail_in = (unsigned)(t->in_end - t->in_at), t->bz.next_out = (char *)out, t->bz.avail_out = (unsigned)room;
+  const int status = BZ2_bzDecompress(&t->bz);
+  KR_CHECK(status != BZ_MEM_ERROR, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  if (status != BZ_OK && status != BZ_STREAM_END) return damage(t, "a bzip2 stream that does not unpack");
+  t->in_at = t->in_end - t->bz.avail_in, *n = room - t->bz.avail_out;
+  t->is_open = status != BZ_STREAM_END;
+  return status == BZ_STREAM_END ? begin_bzip2(t) : KRAIT_OK;
+}
+
+static int32_t take_zstd(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  ZSTD_inBuffer from = {.src = t->in + t->in_at, .size = t->in_end - t->in_at};
+  ZSTD_outBuffer to = {.dst = out, .size = room};
+  const size_t left = ZSTD_decompressStream(t->zstd, &to, &from);
+  if (ZSTD_isError(left)) return damage(t, "a zstd frame that does not unpack");
+  t->is_open = left != 0;
+  t->in_at += from.pos, *n = to.pos;
+  return KRAIT_OK;
+}
+
+/* Some bytes, if the stream gives any yet. */
 static int32_t take_some(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
   KR_TRY(refill(t));
   const size_t have = t->in_end - t->in_at;
-  *n = 0;
-  if (t->packing == PLAIN) {
-    *n = have < room ? have : room;
-    memcpy(out, t->in + t->in_at, *n);
-    t->in_at += *n;
-  } else if (t->packing == ZSTD) {
-    ZSTD_inBuffer from = {.src = t->in + t->in_at, .size = have};
-    ZSTD_outBuffer to = {.dst = out, .size = room};
-    const size_t left = ZSTD_decompressStream(t->zstd, &to, &from);
-    if (ZSTD_isError(left)) return damage(t, "a zstd frame that does not unpack");
-    t->is_open = left != 0;
-    t->in_at += from.pos, *n = to.pos;
-  } else {
-    t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)have, t->z.next_out = out, t->z.avail_out = (uInt)room;
-    const int status = inflate(&t->z, Z_NO_FLUSH);
-    if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) return damage(t, "a gzip stream that does not unpack");
-    t->in_at = t->in_end - t->z.avail_in, *n = room - t->z.avail_out;
-    t->is_open = status != Z_STREAM_END;
-    if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that does not unpack"); /* another may follow */
-  }
+  if (t->packing == GZIP) return take_gzip(t, out, room, n);
+  if (t->packing == BZIP2) return take_bzip2(t, out, room, n);
+  if (t->packing == ZSTD) return take_zstd(t, out, room, n);
+  *n = have < room ? have : room;
+  memcpy(out, t->in + t->in_at, *n);
+  t->in_at += *n;
   return KRAIT_OK;
 }
 
@@ -117,12 +146,12 @@ static int32_t go_to(kr_tar *t, uint64_t offset) {
 static int32_t detect(kr_tar *t) {
   uint8_t head[4] = {0};
   KR_TRY(kr_source_read(t->packed, 0, head, t->packed->size < sizeof head ? (size_t)t->packed->size : sizeof head));
-  KR_CHECK(memcmp(head, "BZh", 3) != 0, KRAIT_ERR_UNSUPPORTED, "%s is packed with bzip2, which is not read here: unpack it and name the folder: mkdir unpacked && tar -xjf %s -C unpacked", t->packed->name, t->packed->name);
   KR_CHECK(memcmp(head, "\3757z", 3) != 0, KRAIT_ERR_UNSUPPORTED, "%s is packed with xz, which is not read here: unpack it and name the folder: mkdir unpacked && tar -xJf %s -C unpacked", t->packed->name, t->packed->name);
-  t->packing = head[0] == 0x1f && head[1] == 0x8b ? GZIP : kr_le32(head) == 0xFD2FB528 ? ZSTD : PLAIN;
+  t->packing = head[0] == 0x1f && head[1] == 0x8b ? GZIP : memcmp(head, "BZh", 3) == 0 ? BZIP2 : kr_le32(head) == 0xFD2FB528 ? ZSTD : PLAIN;
   if (t->packing == GZIP) t->has_z = inflateInit2(&t->z, GZIP_WINDOW) == Z_OK;
   if (t->packing == ZSTD && (t->zstd = ZSTD_createDCtx())) ZSTD_DCtx_setParameter(t->zstd, ZSTD_d_windowLogMax, ZSTD_WINDOW_LOG);
-  KR_CHECK(t->packing == PLAIN || t->has_z || t->zstd, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  if (t->packing == BZIP2) KR_TRY(begin_bzip2(t));
+  KR_CHECK(t->packing == PLAIN || t->has_z || t->has_bz || t->zstd, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
   return KRAIT_OK;
 }
 
@@ -140,6 +169,7 @@ void kr_tar_close(kr_tar **tar) {
   if (!tar || !*tar) return;
   kr_tar *t = *tar;
   if (t->has_z) inflateEnd(&t->z);
+  if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
   ZSTD_freeDCtx(t->zstd);
   kr_forward_free_room(&t->spare);
   kr_free(t->in);

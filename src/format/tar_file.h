@@ -1,4 +1,4 @@
-/* tar_file.h: tar archives as hostile input, packed with gzip or zstd or not at all: names that leave the folder and bombs are refused, links and other
+/* tar_file.h: tar archives as hostile input, packed with gzip, bzip2 or zstd or not at all: names that leave the folder and bombs are refused, links and other
  * things that are no files are passed over; nothing is ever written to disk. */
 #ifndef KR_TAR_FILE_H
 #define KR_TAR_FILE_H
