@@ -212,7 +212,7 @@ def gguf_text(text):
 def gguf_value(value):
     """Its type and its bytes; lists are of texts or of whole numbers."""
     if isinstance(value, list):
-        kind, parts = (8, map(gguf_text, value)) if isinstance(value[0], str) else (5, (struct.pack("<i", v) for v in value))
+        kind, parts = (8, map(gguf_text, value)) if not value or isinstance(value[0], str) else (5, (struct.pack("<i", v) for v in value))
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(parts)
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)

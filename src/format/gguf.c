@@ -106,7 +106,7 @@ int kr_gguf_real(const kr_gguf_value *v, double *number) {
 }
 
 const char *kr_gguf_text(const kr_gguf_value *v, uint64_t *at, size_t *n) {
-  if (!v || v->item_type != TEXT) return NULL;
+  if (!v || v->item_type != TEXT || !v->count) return NULL;
   *n = (size_t)number_at(v->at + *at, 8);
   const char *text = (const char *)v->at + *at + 8;
   *at += 8 + *n;

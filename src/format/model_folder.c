@@ -128,8 +128,9 @@ static int32_t open_weights(kr_model_folder *f) {
 }
 
 static int is_gguf(const char *path) {
+  struct stat info;
   unsigned char magic[4];
-  FILE *file = is_folder(path) ? NULL : fopen(path, "rb");
+  FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
   const size_t n = file ? fread(magic, 1, sizeof magic, file) : 0;
   if (file) fclose(file);
   return kr_gguf_is(magic, n);

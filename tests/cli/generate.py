@@ -398,6 +398,8 @@ def gguf_refused():
         check_error(exit_status, sentence, "generate", file, "-p", "a", "-n", 1)
 
     bad("its general.architecture is 'llama'", {"general.architecture": "llama"})
+    bad("its general.architecture is ''", {"general.architecture": []})
+    bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": [], "tokenizer.ggml.token_type": None})
     bad("tokenizer.ggml.pre is 'falcon'", {"tokenizer.ggml.pre": "falcon"})
     bad("no tokenizer.ggml.merges", {"tokenizer.ggml.merges": None})
     bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None})
