@@ -253,7 +253,7 @@ static int32_t run_steps(run *r) {
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
-    if (!ends && r->state.step % interval) continue;
+    if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate)) continue; /* a checkpoint has no half of a step */
     describe(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));

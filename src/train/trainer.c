@@ -492,9 +492,13 @@ static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, 
 static int32_t open_sums(kr_trainer *t) {
   const size_t n = (size_t)(t->generator.n + t->discriminator.n);
   if ((t->options.accumulate == 1 && t->n_parts == 1) || t->sum) return KRAIT_OK;
-  if (t->ctx->cuda) return kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum);
+  if (t->ctx->cuda) {
+    KR_TRY(kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum));
+    return kr_cuda_fill(t->ctx->cuda, t->sum, 0, n * sizeof(float), NULL);
+  }
   t->sum = kr_alloc_array(n, sizeof(float));
   KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
+  memset(t->sum, 0, n * sizeof *t->sum);
   return KRAIT_OK;
 }
 

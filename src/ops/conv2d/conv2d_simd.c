@@ -53,23 +53,79 @@ KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64
   for (int k = 0; k < n_vectors; k++) store_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
 }
 
-static void conv_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const conv *p = user;
-  const int64_t lanes = kr_whole_lanes(p->C);
-  (void)worker;
-  for (int64_t row = begin; row < end; row++) {
-    const int64_t b = row / p->H, h = row % p->H;
-    const float *x = at_row(p->x, b, 0);
-    float *out = (float *)p->out->data + kr_at4(p->out, b, h, 0, 0);
-    for (int64_t w = 0; w < p->W; w++)
-      for (int64_t c = 0; c < p->C; c += BLOCK) {
-        const int64_t left = (p->C - c + KR_VL - 1) / KR_VL;
-        if (left >= 4) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 4);
-        else if (left == 2) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 2);
-        else if (left == 1) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 1);
-        else conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 3);
+/* ROWS rows by COLUMNS positions of one vector of channels, where every position's taps along the row lie inside: a tap is loaded for all COLUMNS, an input for all ROWS. DH is 1. */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { ROWS = 5, COLUMNS = 4 };
+#else
+enum { ROWS = 2, COLUMNS = 4 };
+#endif
+
+KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lanes, int64_t h, int64_t w, int64_t c, int sign) {
+  const int64_t x_row = p->x->stride[1], x_step = p->x->stride[2], left = p->C - c, first = sign > 0 ? h - p->PH : h + p->PH - (p->KH - 1), last = first + ROWS - 1 + p->KH - 1;
+  kr_v sum[ROWS * COLUMNS];
+#pragma GCC unroll 20
+  for (int k = 0; k < ROWS * COLUMNS; k++) sum[k] = p->bias ? kr_v_load(p->bias + c) : kr_v_zero();
+  for (int64_t j = 0; j < p->KW; j++) {
+    const float *taps = p->taps + j * lanes + c, *column = x + (w + sign * (j * p->DW - p->PW)) * x_step + c;
+    for (int64_t y = first > 0 ? first : 0; y <= last && y < p->H; y++) {
+      kr_v in[COLUMNS];
+#pragma GCC unroll 4
+      for (int q = 0; q < COLUMNS; q++) in[q] = load_some(column + y * x_row + q * x_step, left);
+#pragma GCC unroll 5
+      for (int r = 0; r < ROWS; r++) {
+        const int64_t tap = sign > 0 ? y - (h + r) + p->PH : h + r + p->PH - y;
+        if (tap < 0 || tap >= p->KH) continue;
+        const kr_v t = kr_v_load(taps + tap * p->KW * lanes);
+#pragma GCC unroll 4
+        for (int q = 0; q < COLUMNS; q++) sum[r * COLUMNS + q] = kr_v_fma(in[q], t, sum[r * COLUMNS + q]);
       }
+    }
   }
+#pragma GCC unroll 20
+  for (int k = 0; k < ROWS * COLUMNS; k++) store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
+}
+
+static void conv_columns(const conv *p, const float *x, float *out, int64_t h, int64_t from, int64_t to) {
+  const int64_t lanes = kr_whole_lanes(p->C), x_row = p->x->stride[1], x_step = p->x->stride[2];
+  for (int64_t w = from; w < to; w++)
+    for (int64_t c = 0; c < p->C; c += BLOCK) {
+      const int64_t left = (p->C - c + KR_VL - 1) / KR_VL;
+      float *at = out + h * p->out->stride[1] + w * p->out->stride[2];
+      if (left >= 4) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 4);
+      else if (left == 2) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 2);
+      else if (left == 1) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 1);
+      else conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 3);
+    }
+}
+
+/* Rows h to h + ROWS; positions from w0 to w1 have all their taps inside. */
+static void conv_band(const conv *p, const float *x, float *out, int64_t h, int64_t w0, int64_t w1) {
+  const int64_t lanes = kr_whole_lanes(p->C), whole = w0 + (w1 - w0) / COLUMNS * COLUMNS;
+  for (int64_t w = w0; w < whole; w += COLUMNS)
+    for (int64_t c = 0; c < p->C; c += KR_VL)
+      if (p->sign > 0) conv_block(p, x, out, lanes, h, w, c, 1);
+      else conv_block(p, x, out, lanes, h, w, c, -1);
+  for (int r = 0; r < ROWS; r++) conv_columns(p, x, out, h + r, 0, w0), conv_columns(p, x, out, h + r, whole, p->W);
+}
+
+static void conv_bands(void *user, int64_t begin, int64_t end, int worker) {
+  const conv *p = user;
+  const int64_t n_bands = (p->H + ROWS - 1) / ROWS, back = (p->KW - 1) * p->DW - p->PW; /* how far taps reach the other way */
+  const int64_t before = p->sign > 0 ? p->PW : back, behind = p->sign > 0 ? back : p->PW;
+  int64_t w0 = before > 0 ? before : 0, w1 = p->W - (behind > 0 ? behind : 0);
+  if (p->DH != 1 || w1 < w0) w0 = w1 = 0;
+  (void)worker;
+  for (int64_t band = begin; band < end; band++) {
+    const int64_t b = band / n_bands, h = band % n_bands * ROWS;
+    const float *x = at_row(p->x, b, 0);
+    float *out = (float *)p->out->data + kr_at4(p->out, b, 0, 0, 0);
+    if (h + ROWS <= p->H) conv_band(p, x, out, h, w0, w1);
+    for (int64_t k = h; k < p->H && h + ROWS > p->H; k++) conv_columns(p, x, out, k, 0, p->W);
+  }
+}
+
+static void run_conv(const krait_ctx *ctx, conv *p, int64_t B) {
+  kr_parallel(ctx, B * ((p->H + ROWS - 1) / ROWS), 1 + 16384 / (ROWS * p->W * p->C + 1), conv_bands, p);
 }
 
 static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH, int64_t KW) {
@@ -87,7 +143,7 @@ int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
   lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
   for (int64_t c = 0; c < lanes; c++) bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
   conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, bias};
-  kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+  run_conv(ctx, &p, a->B);
   return KRAIT_OK;
 }
 
@@ -169,7 +225,7 @@ int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->dx)) {
     lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
     conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, -1, &a->dout, &a->dx, taps, NULL};
-    kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+    run_conv(ctx, &p, a->B);
   }
   if (!kr_has(&a->dweight) && !kr_has(&a->dbias)) return KRAIT_OK;
   kr_parallel(ctx, r.n_chunks, 1, add_chunks, &r);
