@@ -102,13 +102,13 @@ static inline void kr_tile_store(const float *tile, int64_t pitch, const kr_plan
 /* A row of n values, unit stride or not, as whole groups of 16 floats (vectors of every ISA), zero beyond n. */
 KR_INLINE void kr_row_load_as(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
   int64_t i = 0;
-  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store(to + i, kr_v_load_as(data, at + i, KR_VL, dtype));
+  for (; stride == 1 && i < n; i += KR_VL) kr_v_store(to + i, kr_v_load_as(data, at + i, n - i < KR_VL ? (int)(n - i) : KR_VL, dtype));
   for (; i < n; i++) to[i] = kr_scalar_load(data, at + i * stride, dtype);
   for (; i % 16; i++) to[i] = 0;
 }
 KR_INLINE void kr_row_store_as(const float *from, void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
   int64_t i = 0;
-  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store_as(data, at + i, KR_VL, dtype, kr_v_load(from + i));
+  for (; stride == 1 && i < n; i += KR_VL) kr_v_store_as(data, at + i, n - i < KR_VL ? (int)(n - i) : KR_VL, dtype, n - i < KR_VL ? kr_v_loadn(from + i, (int)(n - i)) : kr_v_load(from + i));
   for (; i < n; i++) kr_scalar_store(data, at + i * stride, dtype, from[i]);
 }
 static inline void kr_row_load(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
