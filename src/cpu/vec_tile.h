@@ -46,6 +46,8 @@ KR_INLINE void kr_v_store_as(void *p, int64_t i, int n, int32_t dtype, kr_v v) {
   }
 }
 
+enum { KR_FEW_ROWS = 3 }; /* fewer are not worth a transposition */
+
 KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
   int64_t at = p->offset, step = p->row_stride;
   int row = 0;
@@ -62,6 +64,12 @@ KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, in
       kr_v_transpose(block);
       for (int i = 0; i < KR_VL; i++) kr_v_store(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * pitch, block[i]);
     }
+  if (step == 1 && n_rows - row >= KR_FEW_ROWS) {
+    kr_v block[KR_VL];
+    for (int lane = 0; lane < KR_VL; lane++) block[lane] = lane < n_lanes ? kr_v_load_as(p->data, at + row + lane * p->lane_stride, n_rows - row, dtype) : kr_v_zero();
+    kr_v_transpose(block);
+    for (int i = 0; row < n_rows; i++, row++) kr_v_store(tile + row * pitch, block[i]);
+  }
   for (; row < n_rows; row++)
     for (int lane = 0; lane < KR_VL; lane++)
       tile[row * pitch + lane] = lane < n_lanes ? kr_scalar_load(p->data, at + row * step + lane * p->lane_stride, dtype) : 0;
@@ -82,6 +90,13 @@ KR_INLINE void kr_tile_store_as(const float *tile, int64_t pitch, const kr_plane
       kr_v_transpose(block);
       for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, first + lane * p->lane_stride, KR_VL, dtype, block[lane]);
     }
+  if (step == 1 && n_rows - row >= KR_FEW_ROWS) {
+    kr_v block[KR_VL];
+    for (int i = 0; i < KR_VL; i++) block[i] = row + i < n_rows ? kr_v_load(tile + (row + i) * pitch) : kr_v_zero();
+    kr_v_transpose(block);
+    for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, at + row + lane * p->lane_stride, n_rows - row, dtype, block[lane]);
+    return;
+  }
   for (; row < n_rows; row++)
     for (int lane = 0; lane < n_lanes; lane++)
       kr_scalar_store(p->data, at + row * step + lane * p->lane_stride, dtype, tile[row * pitch + lane]);
