@@ -1,4 +1,4 @@
-/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds. */
+/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph what the model computes. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -190,23 +190,63 @@ static int print_file(const json_t *info) {
   return 0;
 }
 
+/* ---- a model's graphs -------------------------------------------------------------------------------------------- */
+
+typedef struct graphs {
+  int is_asked, profile;
+  kr_run run;
+  krait_model_options model;
+} graphs;
+
+static void print_line(void *user, const char *line) {
+  (void)user;
+  kr_print_clean(stdout, line);
+  printf("\n");
+}
+
+static int print_graphs(const graphs *g) {
+  krait_ctx *ctx = NULL;
+  const int exit_status = kr_run_open_ctx("info", &g->run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  const int32_t status = krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_line, NULL);
+  const int failed = status < 0 ? kr_report("info", status) : 0;
+  krait_ctx_close(&ctx);
+  return failed;
+}
+
+/* What only graphs have. */
+static int has_graph_options(const graphs *g) {
+  const kr_run *r = &g->run;
+  return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path || g->model.overrides;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 int cmd_info(int argc, char **argv) {
   int as_json = 0, force = 0, first;
   const char *ptx_folder = NULL;
-  const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON"),
+  graphs g = {.model.size = sizeof g.model};
+  const kr_option options[] = {KR_SWITCH("graph", 0, &g.is_asked, "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
+                               KR_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
+                               KR_TEXT("config", 0, "YAML", &g.model.config_path, "with --graph: the model's configuration, when the weights do not say it"),
+                               KR_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
+                               KR_SWITCH("json", 0, &as_json, "print JSON"),
                                KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
-                               KR_SWITCH("force", 'f', &force, "replace such files where they exist")};
+                               KR_SWITCH("force", 'f', &force, "replace such files where they exist"),
+                               KR_RUN_OPTIONS(&g.run)};
   const kr_verb verb = {"info", "[FILE]",
                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
-                        "parameter count of a weights file (safetensors or PyTorch).",
+                        "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's file or folder computes, line by line.",
                         options, KR_N(options), 0, 1};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return kr_usage_error(verb.name, "--dump-ptx takes no FILE");
+  if (g.is_asked && (first == argc || as_json || ptx_folder)) return kr_usage_error(verb.name, first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
+  if (!g.is_asked && has_graph_options(&g)) return kr_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
   if (force && !ptx_folder) return kr_usage_error(verb.name, "--force goes with --dump-ptx");
   if (ptx_folder) return dump_ptx(ptx_folder, force);
+  g.model.weights_path = argv[first];
+  if (g.is_asked) return print_graphs(&g);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return kr_report(verb.name, status);

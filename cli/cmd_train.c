@@ -7,6 +7,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "gpus.h"
 #include "interrupt.h"
 #include "say.h"
 
@@ -24,9 +25,25 @@ static void note(void *user, const char *line) {
   fprintf(kr_err(), "krait train: %s\n", line);
 }
 
+/* Of several processes each takes the GPU of its number, where more than one can be seen. -1, or the exit status. */
+static int choose_device(const krait_train_place *place, int64_t n_gpus, kr_run *run, char *device, size_t bytes) {
+  int32_t n = 0;
+  if (place->n_ranks == 1) return -1;
+  if (n_gpus && n_gpus != place->n_ranks) return kr_usage_error("train", "--gpus %lld within %d processes that something else has started", (long long)n_gpus, place->n_ranks);
+  if (run->device && strcmp(run->device, "cuda") != 0) return kr_usage_error("train", "--device is '%s': several processes train on GPUs alone, each on that of its number", run->device);
+  const int32_t status = krait_device_count(&n);
+  if (status < 0) return kr_report("train", status) + 1;
+  snprintf(device, bytes, "cuda:%d", n > 1 ? place->local_rank : 0);
+  run->device = device;
+  return -1;
+}
+
 int cmd_train(int argc, char **argv) {
   kr_run run = {0};
   int resume = 0;
+  int64_t n_gpus = 0;
+  char device[32];
+  krait_train_place place = {.size = sizeof place};
   krait_train_options options = {.size = sizeof options, .folder = "train-output", .valid_batches = 8, .report = show, .note = note};
   const kr_option table[] = {
       KR_TEXT("output", 'o', "DIR", &options.folder, "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
@@ -34,6 +51,7 @@ int cmd_train(int argc, char **argv) {
       KR_SWITCH("resume", 0, &resume, "go on where the output's checkpoint was written"),
       KR_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000, "stop after so many steps in all (default: the configuration's epochs)"),
       KR_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000, "batches of a validation at most (default: 8)"),
+      KR_WHOLE("gpus", 0, "N", &n_gpus, 1, 64, "train on so many GPUs of this machine, a process each; batch_size counts the items of all"),
       KR_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
       KR_RUN_OPTIONS(&run),
   };
@@ -45,13 +63,18 @@ int cmd_train(int argc, char **argv) {
   const char *path = first < argc && !strchr(argv[first], '=') ? argv[first++] : NULL;
   for (int i = first; i < argc; i++)
     if (!strchr(argv[i], '=')) return kr_usage_error("train", "'%s' is no setting NAME=VALUE", argv[i]);
+  if (krait_train_place_read(&place) < 0) return kr_report("train", KRAIT_ERR_ARGUMENT) + 1;
+  if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0) return kr_usage_error("train", "--device is '%s': --gpus takes the first %lld GPUs", run.device, (long long)n_gpus);
+  if (n_gpus > 1 && place.n_ranks == 1) return kr_gpus_run((int)n_gpus, argc, argv);
   krait_ctx *ctx = NULL;
-  const int opened = kr_run_open_ctx("train", &run, &ctx);
+  int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
+  if (opened < 0) opened = kr_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
-  kr_catch_signals("train");
+  if (place.rank == 0) kr_catch_signals("train"); /* one line for all */
+  options.place = &place;
   options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first, options.resume = (uint32_t)resume;
   const int32_t status = krait_train(ctx, &options);
-  const int result = status < 0 ? kr_report("train", status) : 0;
+  const int result = status >= 0 ? 0 : place.rank && status == KRAIT_ERR_CANCELLED ? 1 : kr_report("train", status); /* another rank says it */
   krait_ctx_close(&ctx);
   return result;
 }

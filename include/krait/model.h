@@ -121,6 +121,14 @@ typedef struct krait_verify_row {
 /* Fills up to n_rows rows; n_filled receives how many the file holds. A file without any output is KRAIT_ERR_FILE_FORMAT. */
 KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
 
+/* ---- graphs: what a model is made of ----------------------------------------------------------------------------- */
+typedef void (*krait_graph_line_fn)(void *user, const char *line);
+#define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and say how long each node took */
+/* The graphs of a model as ctx would run them, for a usual size: for each a heading, then a line a node (its name, operator, row, time, bytes
+ * that it has to read and write, what it writes and where in the graph's memory), then its memory. options->weights_path: a weights file, or the folder
+ * of a language model, of CLIP or of Mobile-VideoGPT. PrimeKnet's is the graph that is trained; it cleans speech by kernels of its own. */
+KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags, krait_graph_line_fn line, void *user);
+
 #ifdef __cplusplus
 }
 #endif

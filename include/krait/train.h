@@ -17,6 +17,15 @@ typedef struct krait_train_report {
   int32_t is_best, reserved;              /* valid is the lowest so far */
 } krait_train_report;
 
+/* Which of the processes of one run this is: each has a GPU of its own, and all have the same options but this. */
+typedef struct krait_train_place {
+  uint32_t size;                    /* sizeof this struct */
+  int32_t rank, n_ranks, local_rank; /* local: among those of its machine, and so its GPU */
+  char meet[300];                   /* "HOST:PORT" where rank 0 waits for the others */
+} krait_train_place;
+/* From the environment, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or mpirun (OMPI_COMM_WORLD_...) sets it; without any of it n_ranks is 1. */
+KRAIT_API int32_t krait_train_place_read(krait_train_place *place);
+
 typedef struct krait_train_options {
   uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint */
   const char *config;             /* a YAML file, a run's folder, or NULL: the shipped constants */
@@ -30,10 +39,12 @@ typedef struct krait_train_options {
   void (*note)(void *user, const char *line);                   /* a bad file, where it begins; may be NULL, may come from another thread */
   void *user;
   const char *plot_path;          /* a PNG of the losses, drawn anew at the end of every epoch; may be NULL */
+  const krait_train_place *place; /* NULL: alone */
 } krait_train_options;
 
 /* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does one that was
- * interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and tensor. */
+ * interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and tensor. Of several processes rank 0 alone reports and writes files, and says why a
+ * run ended wherever the cause was; the others then return KRAIT_ERR_CANCELLED. */
 KRAIT_API int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options);
 
 /* What a step takes: its work is the same whatever the numbers, so these are drawn, and no recordings are needed. */

@@ -1,4 +1,5 @@
 /* env.c: reads the environment. */
+#define _POSIX_C_SOURCE 200809L
 #include "env.h"
 
 #include <stdlib.h>
@@ -20,5 +21,7 @@ int kr_env_verbose(void) { return number_of("KRAIT_VERBOSE"); }
 const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
 int kr_env_threads(void) { return number_of("KRAIT_THREADS"); }
 const char *kr_env_libcuda(void) { return text_of("KRAIT_LIBCUDA"); }
+const char *kr_env_libnccl(void) { return text_of("KRAIT_LIBNCCL"); }
 const char *kr_env_tmpdir(void) { return text_of("TMPDIR") ? text_of("TMPDIR") : "/tmp"; }
 const char *kr_env_foreign(const char *name) { return getenv(name); }
+void kr_env_offer(const char *name, const char *value) { (void)setenv(name, value, 0); }

@@ -61,11 +61,14 @@ static double slack_of(walk *w, kr_case_tensor *t, int64_t at) {
   return MOST_MOVES * t->moved[at];
 }
 
+/* A type's relative precision ends here: numbers below are as far apart as those just above. */
+static double smallest_normal(int32_t dtype) { return dtype == KRAIT_F16 ? 0x1p-14 : 0x1p-126; }
+
 static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rms, int64_t at) {
   if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
   if (got == want) return 1;
   if (!isfinite(want) || !isfinite(got)) return 0;
-  double error = fabs(got - want), bound = t->atol + t->rtol * fmax(fabs(want), rms);
+  double error = fabs(got - want), bound = t->atol + t->rtol * fmax(fmax(fabs(want), rms), smallest_normal(view_of(w->c, t)->dtype));
   if (error > bound) bound += slack_of(w, t, at);
   const double share = error < MOST_SHARE * bound ? error / bound : MOST_SHARE; /* a finite number also where the bound is 0 */
   if (share > w->result->worst) w->result->worst = share;

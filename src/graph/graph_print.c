@@ -1,16 +1,38 @@
 /* graph_print.c: a planned graph as lines to read. */
 #include <stdio.h>
+#include <string.h>
 
 #include "graph_parts.h"
 #include "graph_runner.h"
 #include "status.h"
 
-static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, size_t n) {
+/* Of the longest name, operator and row. */
+typedef struct widths {
+  int name, op, row;
+} widths;
+
+static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) { return (r && r->settled ? r->rows[n] : KR_NODE(g, n)->row)->name; }
+
+static void widen(int *width, const char *text) {
+  const int n = (int)strlen(text);
+  if (n > *width) *width = n;
+}
+
+static widths find_widths(const kr_graph *g, const kr_runner *r) {
+  widths w = {16, 12, 8};
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    if (KR_NODE(g, n)->dead) continue;
+    widen(&w.name, KR_NODE(g, n)->name), widen(&w.op, KR_NODE(g, n)->op->name), widen(&w.row, row_name(g, r, n));
+  }
+  return w;
+}
+
+static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, widths w, size_t n) {
   const kr_node *node = KR_NODE(g, n);
   char dims[96];
   kr_cost cost = {0};
   if (node->op->cost) node->op->cost(node->args, &cost);
-  kr_text_print(text, "%3zu %-16s %-20s %-12s", n, node->name, node->op->name, (r && r->settled ? r->rows[n] : node->row)->name);
+  kr_text_print(text, "%4zu %-*s %-*s %-*s", n, w.name, node->name, w.op, node->op->name, w.row, row_name(g, r, n));
   if (r) kr_text_print(text, " %9.1f us", r->seconds[n] * 1e6);
   kr_text_print(text, " %9.3f MB", cost.bytes * 1e-6);
   for (int32_t i = 0; i < node->n_uses; i++) {
@@ -31,10 +53,11 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
   uint64_t apart = 0, weights = 0;
   double seconds = 0;
   size_t n_live = 0;
+  const widths w = find_widths(g, runner);
   for (size_t n = 0; n < g->nodes.n; n++) {
     if (KR_NODE(g, n)->dead) continue;
     kr_text text = kr_text_begin(arena);
-    print_node(&text, g, runner, n);
+    print_node(&text, g, runner, w, n);
     line(user, text.at);
     if (runner) seconds += runner->seconds[n];
     n_live++;
@@ -45,8 +68,8 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
     if (s->home == KR_HOME_WEIGHT) weights += s->bytes;
   }
   kr_text text = kr_text_begin(arena);
-  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB", n_live, (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6,
-                (double)weights * 1e-6);
+  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB",
+                n_live, (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6, (double)weights * 1e-6);
   if (runner) kr_text_print(&text, "; %.1f us in nodes", seconds * 1e6);
   line(user, text.at);
   kr_arena_close(&arena);

@@ -16,6 +16,7 @@
 #include "json_text.h"
 #include "loss_plot.h"
 #include "pesq.h"
+#include "ranks.h"
 #include "recipe.h"
 #include "status.h"
 #include "stft.h"
@@ -33,11 +34,14 @@ typedef struct run {
   FILE *log;
   kr_progress_state state;
   kr_train_options train;
+  kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
   float *noisy, *clean, *com_in, *mag, *pha, *com, *valid_noisy;
   int64_t begun_ns, begun_step;
 } run;
+
+static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* it alone writes and reports */
 
 static void path_in(const run *r, const char *name, char *path, size_t bytes) { snprintf(path, bytes, "%s/%s", r->options->folder, name); }
 
@@ -68,6 +72,7 @@ static int32_t read_options(run *r) {
   kr_train_options *o = &r->train;
   double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
   int32_t n = 2;
+  const int64_t n_ranks = kr_ranks_n(r->ranks);
   int64_t recompute;
   const char *precision;
   KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
@@ -86,7 +91,9 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "warmup_start_factor", 0.1, 0, 1, &r->warmup_start));
   KR_TRY(kr_recipe_float(c, "eta_min", 1e-6, 0, 1, &r->eta_min));
   KR_TRY(kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs));
-  KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64, &r->B));
+  KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64 * n_ranks, &r->B));
+  KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT, "batch_size %lld must be a multiple of %lld, the number of GPUs, and at most 64 times as much", (long long)r->B, (long long)n_ranks);
+  r->B /= n_ranks, o->ranks = r->ranks;
   static const struct { const char *name; int from, to; } terms[] = {{"loss.magnitude", KR_TERM_MAGNITUDE, KR_TERM_MAGNITUDE}, {"loss.phase", KR_TERM_PHASE_IP, KR_TERM_PHASE_IAF},
       {"loss.complex", KR_TERM_COMPLEX, KR_TERM_COMPLEX}, {"loss.consistency", KR_TERM_CONSISTENCY, KR_TERM_CONSISTENCY}, {"loss.metric", KR_TERM_METRIC, KR_TERM_METRIC}, {"loss.time", KR_TERM_TIME, KR_TERM_TIME}};
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
@@ -162,6 +169,7 @@ static int32_t write_log(run *r, const kr_step *losses, const krait_train_report
 
 static int32_t save(run *r, int is_best) {
   char path[4096];
+  if (!is_first(r)) return KRAIT_OK;
   if (is_best) {
     path_in(r, "best.safetensors", path, sizeof path);
     KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
@@ -174,11 +182,12 @@ static int32_t validate(run *r, double *mean) {
   kr_batch batch;
   kr_step step;
   double sum = 0;
-  const int64_t n_items = kr_data_n_items(r->valid), all = (n_items + r->B - 1) / r->B, most = r->options->valid_batches ? r->options->valid_batches : 8, n = all < most ? all : most;
+  const int64_t n_items = kr_data_n_items(r->valid), batch_of_all = r->B * kr_ranks_n(r->ranks), own = r->B * kr_ranks_rank(r->ranks);
+  const int64_t all = (n_items + batch_of_all - 1) / batch_of_all, most = r->options->valid_batches ? r->options->valid_batches : 8, n = all < most ? all : most;
   for (int64_t k = 0; k < n; k++) {
     for (int64_t b = 0; b < r->B; b++) {
       int64_t length;
-      KR_TRY(kr_data_item(r->valid, 0, (k * r->B + b) % n_items, r->valid_noisy + b * r->N, r->clean + b * r->N, &length));
+      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->valid_noisy + b * r->N, r->clean + b * r->N, &length));
     }
     KR_TRY(make_batch(r, r->valid_noisy, r->clean, &batch));
     KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
@@ -197,7 +206,7 @@ static void describe(const run *r, const kr_step *s, krait_train_report *report)
     .phase = s->phase, .complex_part = s->terms[KR_TERM_COMPLEX], .consistency = s->terms[KR_TERM_CONSISTENCY], .metric = s->terms[KR_TERM_METRIC],
     .discriminator = s->terms[KR_TERM_DISC_R] + s->terms[KR_TERM_DISC_G], .gradient_norm = s->gradient_norm, .valid = NAN};
   report->lr = lr_of(r, report->epoch);
-  report->audio_s_per_s = done * (double)(r->B * r->N) / 16000 / seconds;
+  report->audio_s_per_s = done * (double)(kr_ranks_n(r->ranks) * r->B * r->N) / 16000 / seconds;
   report->left_s = seconds / done * (double)(all - r->state.step);
 }
 
@@ -216,6 +225,13 @@ static int32_t draw_losses(const run *r) {
   char path[4096];
   path_in(r, "log.jsonl", path, sizeof path);
   return kr_loss_plot_write(path, r->options->plot_path);
+}
+
+static int32_t tell(run *r, const kr_step *step, const krait_train_report *report, int ends) {
+  KR_TRY(write_log(r, step, report));
+  if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
+  if (r->options->report) r->options->report(r->options->user, report);
+  return KRAIT_OK;
 }
 
 static int32_t run_steps(run *r) {
@@ -239,9 +255,7 @@ static int32_t run_steps(run *r) {
     describe(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
-    KR_TRY(write_log(r, &step, &report));
-    if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
-    if (r->options->report) r->options->report(r->options->user, &report);
+    if (is_first(r)) KR_TRY(tell(r, &step, &report, ends));
   }
   return KRAIT_OK;
 }
@@ -270,12 +284,13 @@ static int32_t open_model(run *r, kr_weights **weights, kr_pk_config *config) {
 static int32_t open_data(run *r) {
   kr_data_config c;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_TRAIN, &c));
-  c.batch = r->B, c.report = r->options->note, c.user = r->options->user;
+  void (*const note)(void *, const char *) = is_first(r) ? r->options->note : NULL;
+  c.batch = r->B, c.report = note, c.user = r->options->user, c.rank = kr_ranks_rank(r->ranks), c.n_ranks = kr_ranks_n(r->ranks);
   KR_TRY(kr_data_open(&c, &r->data));
   r->N = kr_data_samples(r->data), r->n_steps = kr_data_n_steps(r->data);
   if (!kr_recipe_has(r->recipe, "dset.speech_valid") && !kr_recipe_has(r->recipe, "dset.noisy_valid")) return KRAIT_OK;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_VALID, &c));
-  c.segment = c.stride = r->N, c.shift = 0, c.report = r->options->note, c.user = r->options->user; /* pieces as long as in training: one graph serves both */
+  c.segment = c.stride = r->N, c.shift = 0, c.report = note, c.user = r->options->user; /* pieces as long as in training: one graph serves both */
   KR_TRY(kr_data_open(&c, &r->valid));
   KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT, "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid), (long long)r->N);
   return KRAIT_OK;
@@ -291,6 +306,10 @@ static int32_t open_memory(run *r) {
 
 static int32_t open_folder(run *r) {
   char path[4096];
+  if (!is_first(r)) {
+    path_in(r, "checkpoint.safetensors", path, sizeof path);
+    return r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : KRAIT_OK;
+  }
   KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder, strerror(errno));
   path_in(r, "checkpoint.safetensors", path, sizeof path);
   if (r->options->resume) KR_TRY(kr_checkpoint_read(path, r->trainer, &r->state));
@@ -299,6 +318,20 @@ static int32_t open_folder(run *r) {
   r->log = fopen(path, "a");
   KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
   return KRAIT_OK;
+}
+
+static uint32_t hash(uint32_t h, const void *data, size_t bytes) { /* FNV-1a */
+  for (const unsigned char *at = data, *end = at + bytes; at < end; at++) h = (h ^ *at) * 16777619u;
+  return h;
+}
+
+/* Processes that begin with anything different would drift apart without a word. */
+static int32_t compare_ranks(run *r) {
+  const kr_parameters *g = kr_trainer_generator(r->trainer), *d = kr_trainer_discriminator(r->trainer);
+  const int64_t counts[] = {kr_data_n_items(r->data), r->valid ? kr_data_n_items(r->valid) : 0, r->n_steps};
+  KR_TRY(kr_ranks_agree(r->ranks, hash(hash(2166136261u, r->recipe_json, strlen(r->recipe_json)), r->config_json, strlen(r->config_json)), "settings"));
+  KR_TRY(kr_ranks_agree(r->ranks, hash(2166136261u, counts, sizeof counts), "recordings"));
+  return kr_ranks_agree(r->ranks, hash(hash(hash(2166136261u, g->value, (size_t)g->n * 4), d->value, (size_t)d->n * 4), &r->state.step, sizeof r->state.step), "weights or checkpoints");
 }
 
 static int32_t open_run(run *r, kr_weights **weights) {
@@ -310,6 +343,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   r->F = config.F, r->T = 1 + r->N / (config.fft_len / 4);
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
   KR_TRY(open_memory(r));
+  KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
   kr_parameters *p = kr_trainer_generator(r->trainer);
@@ -317,9 +351,10 @@ static int32_t open_run(run *r, kr_weights **weights) {
   memcpy(p->average, p->value, (size_t)p->n * sizeof(float));
   KR_TRY(kr_trainer_push(r->trainer));
   KR_TRY(open_folder(r));
+  KR_TRY(compare_ranks(r));
   const kr_data_counts n = kr_data_count(r->data);
   snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step", (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
-  if (r->options->note) r->options->note(r->options->user, line);
+  if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   return KRAIT_OK;
 }
 
@@ -327,6 +362,21 @@ static void close_run(run *r) {
   kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_stft_close(&r->stft), kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json), kr_free(r->noisy);
   if (r->log) fclose(r->log);
+  kr_ranks_close(&r->ranks);
+}
+
+/* Where another rank is the cause, the first keeps what all have reached. */
+static int32_t end_run(run *r, int32_t status) {
+  char why[600], path[4096];
+  if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
+  if (status >= 0) return status;
+  if (kr_ranks_blame(r->ranks) && is_first(r) && r->begun_ns && r->state.step > r->begun_step) {
+    snprintf(why, sizeof why, "%s", krait_error_detail());
+    path_in(r, "checkpoint.safetensors", path, sizeof path);
+    if (save(r, 0) >= 0) status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)r->state.step + 1, why, path, (long long)r->state.step);
+    else status = kr_fail(status, "step %lld: %s", (long long)r->state.step + 1, why);
+  }
+  return kr_ranks_end(r->ranks, status);
 }
 
 int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
@@ -336,11 +386,13 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   run r = {.ctx = ctx, .options = options, .train = kr_train_defaults, .state = {.best_loss = INFINITY}};
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;
-  KR_TRY(kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe));
+  KR_TRY(kr_ranks_open(options->place, &r.ranks));
+  int32_t status = kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe);
   r.recipe = recipe;
-  int32_t status = open_run(&r, &weights);
+  if (status >= 0) status = open_run(&r, &weights);
   kr_weights_close(&weights);
   if (status >= 0) status = run_steps(&r);
+  status = end_run(&r, status);
   close_run(&r);
   kr_recipe_close(&recipe);
   return status;

@@ -34,6 +34,7 @@ struct kr_trainer {
   int judged;                 /* whether the judge took the last batch */
   float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
   double *squares;            /* the optimiser's scratch on a GPU */
+  float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS], *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
@@ -218,12 +219,14 @@ static int32_t open_memory(kr_trainer *t) {
     KR_TRY(kr_cuda_alloc(cuda, (size_t)kr_optimiser_scratch_bytes(), (void **)&t->squares));
   }
   lay_out(t, t->memory);
+  if (t->options.ranks && t->discriminator.n) KR_TRY(kr_cuda_alloc(cuda, (size_t)t->discriminator.n * 5 * sizeof(float), (void **)&t->aside));
   for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_ones)[b] = 1;
   for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) on_host(t, t->v_dropout)[i] = 1;
   return put(t, t->v_ones, NULL, t->B);
 }
 
 static int32_t open_parts(kr_trainer *t) {
+  KR_CHECK(!t->options.ranks || t->ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes train together on GPUs alone");
   KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
   KR_TRY(kr_spectral_open(t->ctx, t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
   KR_TRY(list_parameters(t));
@@ -255,7 +258,7 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_graph_close(&t->g), kr_graph_close(&t->d);
   kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
-  if (t->ctx->cuda) kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares);
+  if (t->ctx->cuda) kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares), kr_cuda_free(t->ctx->cuda, t->aside);
   else kr_free(t->sum);
   kr_free(t->host), kr_free(t);
   *trainer = NULL;
@@ -362,11 +365,12 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
+/* By the place in the batch of all ranks: the same for any number of them. */
 static int32_t draw_dropout(kr_trainer *t, const float *given) {
-  const int64_t n = 3 * t->B * KR_DISC_WIDTH;
+  const int64_t n = 3 * t->B * KR_DISC_WIDTH, own = t->B * KR_DISC_WIDTH, all = own * kr_ranks_n(t->options.ranks), before = own * kr_ranks_rank(t->options.ranks);
   float *const factors = on_host(t, t->v_dropout);
   for (int64_t i = 0; i < n; i++) {
-    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps, (uint64_t)i) >= dropout_rate;
+    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps, (uint64_t)(i / own * all + before + i % own)) >= dropout_rate;
     factors[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
   }
   return put(t, t->v_dropout, NULL, n);
@@ -391,11 +395,17 @@ static int32_t read_terms(kr_trainer *t, kr_step *step) {
   KR_TRY(wait(t));
   for (int k = 0; k < KR_TERMS; k++) step->terms[k] = t->terms[k] ? (double)on_host(t, t->v_terms)[16 * k] : 0;
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
+  memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
+  for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
+  return KRAIT_OK;
+}
+
+/* Of all ranks. */
+static int32_t sum_terms(kr_trainer *t, kr_step *step) {
+  KR_TRY(kr_ranks_mean(t->options.ranks, step->terms, KR_TERMS));
   step->phase = step->terms[KR_TERM_PHASE_IP] + step->terms[KR_TERM_PHASE_GD] + step->terms[KR_TERM_PHASE_IAF];
   step->total = 0;
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->total += t->options.weights[k] * step->terms[k];
-  memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
-  for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
   return KRAIT_OK;
 }
 
@@ -418,14 +428,19 @@ static int32_t ask_judge(kr_trainer *t, kr_judge_fn *judge, void *user) {
   KR_TRY(wait(t));
   t->judged = judge && judge(user, on_host(t, t->v_wav_hat), quality) >= 0;
   for (int64_t b = 0; b < t->B; b++) t->judged = t->judged && isfinite(quality[b]);
+  double share = t->judged;
+  KR_TRY(kr_ranks_mean(t->options.ranks, &share, 1));
+  t->judged = share == 1; /* everywhere or nowhere, as in one batch */
   for (int64_t b = 0; b < t->B && !t->judged; b++) quality[b] = 0;
   return put(t, t->v_quality, NULL, t->B);
 }
 
+/* Gradients of all ranks sum up to that of their means. */
 static int32_t put_seeds(kr_trainer *t) {
   float *const seeds = on_host(t, t->v_seeds);
-  for (int k = 0; k < KR_TERM_DISC_R; k++) seeds[16 * k] = (float)t->options.weights[k];
-  seeds[16 * KR_TERM_DISC_R] = 1, seeds[16 * KR_TERM_DISC_G] = t->judged ? 1 : 0;
+  const double n = kr_ranks_n(t->options.ranks);
+  for (int k = 0; k < KR_TERM_DISC_R; k++) seeds[16 * k] = (float)(t->options.weights[k] / n);
+  seeds[16 * KR_TERM_DISC_R] = (float)(1 / n), seeds[16 * KR_TERM_DISC_G] = t->judged ? (float)(1 / n) : 0;
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
 
@@ -438,6 +453,7 @@ static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, 
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
   KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, &is_last));
+  if (is_last) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient), t->discriminator.n));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
@@ -453,7 +469,9 @@ static int32_t open_sums(kr_trainer *t) {
 /* From the generator's gradients to its new values. */
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   KR_TRY(accumulate(t, &t->generator, t->sum, &step->updated));
+  if (step->updated) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
+  KR_TRY(kr_ranks_check(t->options.ranks));
   if (!isfinite(step->gradient_norm)) {
     KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
@@ -467,19 +485,34 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   return kr_optimiser_step(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1, t->options.average_decay);
 }
 
-int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  memset(step, 0, sizeof *step);
-  KR_TRY(open_sums(t));
+/* The discriminator moves before the generator's half of a step. */
+static int32_t set_aside(kr_trainer *t, int back) {
+  const size_t bytes = (size_t)t->discriminator.n * 5 * sizeof(float);
+  return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside, back ? t->aside : t->discriminator.device, bytes, NULL) : KRAIT_OK;
+}
+
+static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
   if (!t->d) KR_TRY(put_seeds(t));
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
   KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
-  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u[k], t->u_next[1][k], kr_disc_outputs(k)));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
-  return step_generator(t, lr, step);
+  KR_TRY(sum_terms(t, step));
+  KR_TRY(step_generator(t, lr, step));
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u[k], t->u_next[1][k], kr_disc_outputs(k)));
+  return KRAIT_OK;
+}
+
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  memset(step, 0, sizeof *step);
+  KR_TRY(open_sums(t));
+  KR_TRY(set_aside(t, 0));
+  const int32_t status = step_both(t, batch, lr, judge, user, step);
+  if (status < 0 && t->aside) (void)set_aside(t, 1);
+  return status;
 }
 
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav) {
@@ -491,6 +524,7 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
   KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
   if (wav) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(read_terms(t, step));
+  KR_TRY(sum_terms(t, step));
   if (wav) memcpy(wav, on_host(t, t->v_wav_hat), (size_t)(t->B * t->N) * sizeof *wav);
   return check_terms(t, step, 0, KR_TERM_DISC_R);
 }

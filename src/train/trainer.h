@@ -6,6 +6,7 @@
 #include "discriminator.h"
 #include "parameters.h"
 #include "primeknet/primeknet.h"
+#include "ranks.h"
 
 enum { KR_TERM_MAGNITUDE, KR_TERM_PHASE_IP, KR_TERM_PHASE_GD, KR_TERM_PHASE_IAF, KR_TERM_COMPLEX, KR_TERM_CONSISTENCY, KR_TERM_METRIC, KR_TERM_TIME, KR_TERM_DISC_R, KR_TERM_DISC_G, KR_TERMS };
 extern const char *const kr_term_names[KR_TERMS];
@@ -20,6 +21,7 @@ typedef struct kr_train_options {
   int recompute;            /* less memory, more time: kr_pk_graph */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
+  kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */
 } kr_train_options;
 extern const kr_train_options kr_train_defaults; /* the published solver's */
 
@@ -56,7 +58,8 @@ typedef struct kr_step {
   float scores[3 * 64], sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
   int updated;
 } kr_step;
-/* With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
+/* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone leaves all as it was before.
+ * With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
 int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step);
 /* Losses without an update, power iteration or dropout. wav (B,(T-1) hop) may be NULL: else what the model made. */
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav);

@@ -197,6 +197,13 @@ def little_memory():
     check(short, "a question that is longer than the memory")
 
 
+def graphs():
+    done = krait("info", model, "--graph", "--profile", "--device", "cpu")
+    lines = done.stdout.decode().splitlines()
+    check(done.returncode == 0 and sum(" nodes; arena " in line and line.endswith(" us in nodes") for line in lines) == 5, f"info --graph: {done.stderr!r}")
+    check(all(any(f" {op} " in line for line in lines) for op in ("attention", "selective_scan", "rotary", "gather_rows")), "info --graph: towers and language model")
+
+
 def demonstration():
     out = here / "demo"
     done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
@@ -217,6 +224,7 @@ def interrupted():
 
 tiny.make(model, "videogpt")
 tiny_film.make(film, 100, 25, 64, 48)
+graphs()
 found = krait("describe", film, "-w", model, "-n", 1)
 if b"need FFmpeg's libavfilter" in found.stderr:
     check(found.returncode == 1 and found.stderr.count(b"\n") == 1, f"without libavfilter: {found}")

@@ -54,6 +54,18 @@ for name, (env, words) in broken.items():
     check(words in said and said.count("\n") == 1 if name != "no driver" else said == "", f"{name}: said {said!r}")
     listed = json.loads(krait("devices", "--json", env=env).stdout)
     check(listed["why_none"] or name == "old GPU", f"{name}: {listed}")
+# Several GPUs: each process has its own, one line tells why they end, whoever failed.
+pair = machine(count=2, capability=80)
+check_error(2, "this machine has 2", "train", "--gpus", "3", env=pair)
+check_error(2, "takes the first 2", "train", "--gpus", "2", "--device", "cpu", env=pair)
+check_error(2, "RANK is 5", "train", env=dict(pair, RANK="5", WORLD_SIZE="2"))
+check_error(2, "something else has started", "train", "--gpus", "3", env=dict(pair, RANK="0", WORLD_SIZE="2"))
+if "cuda_base" in krait("info").stdout.decode():  # a build with device code
+    check_error(1, "no 'frobnicate'", "train", "--gpus", "2", "frobnicate=1", env=pair)
+    check_error(1, "multiple of 2", "train", "--gpus", "2", "+model=primeknet_gru_masking", "batch_size=3", env=pair)
+    recordings = [f"dset.{side}={pathlib.Path(__file__).parent.parent.parent / 'demo' / name}" for side, name in (("speech_train", "clean.flac"), ("noise_train", "noisy.flac"))]
+    with tempfile.TemporaryDirectory() as folder:
+        check_error(1, "need NCCL", "train", "--gpus", "2", "+model=primeknet_gru_masking", *recordings, "-o", folder + "/run", env=dict(pair, KRAIT_LIBNCCL="/no/such/libnccl.so"))
 tiers = json.loads(krait("devices", "--json", env=machine(capability=80)).stdout)["devices"][0]["tiers"]
 if "ampere" in tiers:  # a build with device code
     check_device_for_length()

@@ -6,10 +6,14 @@ import resource
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 
 from run import KRAIT, check, check_error, finish, krait
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tools"))
+import tiny_language_model as tiny  # noqa: E402
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 
@@ -92,6 +96,87 @@ with tempfile.TemporaryDirectory() as folder:  # Ctrl-C in the middle of writing
         line = running.stderr.read().decode()
     check(running.returncode == 130 and line == "krait convert: stopped; no unfinished output is left\n", f"Ctrl-C: {running.returncode}, {line!r}")
     check([p.name for p in pathlib.Path(folder).iterdir()] == ["big.safetensors"], "Ctrl-C leaves no file")
+
+
+# ---- krait info --graph: every family that is here, and one made here ----
+
+def write_safetensors(path, shapes, meta=None):
+    """Zeros of these shapes, float32."""
+    header, at = ({"__metadata__": meta} if meta else {}), 0
+    for name, shape in shapes.items():
+        n = 4
+        for size in shape:
+            n *= size
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+
+
+def write_clip(folder):
+    C, F, patch, edge = 8, 16, 2, 3
+    layer = "vision_model.encoder.layers.0."
+    shapes = {"vision_model.embeddings.class_embedding": [C], "vision_model.embeddings.position_embedding.weight": [1 + edge * edge, C],
+              "vision_model.embeddings.patch_embedding.weight": [C, 3, patch, patch], layer + "mlp.fc1.weight": [F, C], layer + "mlp.fc1.bias": [F],
+              layer + "mlp.fc2.weight": [C, F], layer + "mlp.fc2.bias": [C]}
+    for name in ("vision_model.pre_layrnorm", layer + "layer_norm1", layer + "layer_norm2"):
+        shapes |= {name + ".weight": [C], name + ".bias": [C]}
+    for name in ("q", "k", "v", "out"):
+        shapes |= {f"{layer}self_attn.{name}_proj.weight": [C, C], f"{layer}self_attn.{name}_proj.bias": [C]}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"vision_config": {"num_attention_heads": 2}}))
+    write_safetensors(folder / "model.safetensors", shapes)
+
+
+def check_graphs(path, operators, n_graphs, *options):
+    """Headings, nodes in order, a sum that counts them; with --profile each node's time, which add up to that of all."""
+    for profile in ([], ["--profile"]):
+        done = krait("info", path, "--graph", "--device", "cpu", *profile, *options)
+        check(done.returncode == 0 and done.stderr == b"", f"info --graph {path}: {done.stderr}")
+        nodes, times, sums, seen = 0, 0, 0, set()
+        for line in done.stdout.decode().splitlines():
+            words = line.split()
+            if line[:5].strip().isdigit() and line[0] == " ":
+                check(int(words[0]) >= nodes and "MB" in words, f"{path}: node {line}")
+                check(("us" in words) == bool(profile), f"{path}: time of {line}")
+                nodes += 1
+                seen.add(words[2])
+                times += float(words[words.index("us") - 1]) if profile else 0
+            elif " nodes; arena " in line:
+                check(int(words[0]) == nodes > 0, f"{path}: {line} after {nodes} nodes")
+                if profile:
+                    check(times > 0 and abs(float(words[words.index("us") - 1]) - times) <= 0.05 * nodes + 0.1, f"{path}: {line}, nodes took {times}")
+                nodes, times, sums = 0, 0, sums + 1
+        check(sums == n_graphs and operators <= seen, f"{path}: {sums} graphs of {seen}")
+
+
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "golden"
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    write_clip(folder / "clip")
+    check_graphs(folder / "clip", {"gemm", "attention", "add_norm"}, 1)
+    check_graphs(good, {"gemm", "depthwise_conv", "selective_scan"} if "mamba" in good.name else {"gemm", "rnn"}, 1)
+    check_graphs(GOLDEN / "odd-mamba.weights.safetensors", {"gemm", "selective_scan", "causal_conv1d"}, 1)
+    check_graphs(GOLDEN.parent / "qwen2", {"gemm", "attention", "rotary", "argmax_rows"}, 2)
+    check_graphs(GOLDEN.parent / "seedvr" / "dit3b.weights.safetensors", {"gemm", "attention"}, 1)
+    for kind, operators in (("mamba1", {"selective_scan", "state_update"}), ("mamba2", {"ssd", "state_update"}), ("falcon", {"selective_scan"})):
+        tiny.make(folder / kind, kind)
+        check_graphs(folder / kind, operators, 2)
+    for path, operators, n in ((SHARED / "videomamba/video_mm.weights.safetensors", {"selective_scan"}, 1), (SHARED / "mamba_lm/hybrid", {"attention"}, 2)):
+        if path.exists():
+            check_graphs(path, operators, n)
+    bad = folder / "bad.safetensors"
+    write_safetensors(bad, {"a": [2, 3]}, {"model": "primeknet_mamba", "config": "{}"})
+    check_error(1, "is missing", "info", bad, "--graph", "--device", "cpu")
+    write_safetensors(bad, {"a": [2, 3]}, {"model": "other"})
+    check_error(1, "unknown model 'other'", "info", bad, "--graph", "--device", "cpu")
+    write_safetensors(bad, {"a": [2, 3]})
+    check_error(1, "config.json", "info", bad, "--graph", "--device", "cpu")
+    check_error(1, "cannot open", "info", folder / "nothing", "--graph", "--device", "cpu")
+    check_error(2, "--graph wants a FILE", "info", "--graph")
+    check_error(2, "go with --graph", "info", bad, "--profile")
+    check_error(2, "go with --graph", "info", "--device", "cpu")
+    check_error(2, "neither --json", "info", bad, "--graph", "--json")
 
 program = json.loads(krait("info", "--json").stdout)
 check(program["version"] == krait("version").stdout.decode().split()[1], "version")

@@ -356,6 +356,91 @@ static void nan_reaches_no_other_token(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ---- NaN in the SSD's gradient: on every row where the equation has it, and in no other sequence ---- */
+
+enum { GL = 150, GH = 2, GP = 16, GN = 24, FIRST = 50, NAN_AT = 70, END = 100 }; /* sequences of 50 tokens; NaN in the second one */
+
+typedef struct gradient_call {
+  uint16_t x[GL * GH * GP], z[GL * GH * GP], dout[GL * GH * GP], B[GL * GN], C[GL * GN], dx[GL * GH * GP], dz[GL * GH * GP], dB[GL * GN], dC[GL * GN];
+  float dt[GL * GH], A[GH], ddt[GL * GH], dA[GH];
+  int32_t sequence[GL];
+  krait_ssd_bwd_args args;
+} gradient_call;
+
+static krait_view rows_view(void *data, int32_t n, int32_t channels, int32_t dtype) { return (krait_view){data, {(int64_t)GL * n * channels, (int64_t)n * channels, channels, 1}, dtype, 0}; }
+
+static void fill(uint16_t *to, int n, int step, int period) {
+  for (int i = 0; i < n; i++) to[i] = kr_float_to_bf16((float)(i * step % period) / ((float)period / 2) - 1);
+}
+
+static void make_gradient_call(gradient_call *g, int with_gate) {
+  fill(g->x, GL * GH * GP, 37, 101), fill(g->z, GL * GH * GP, 41, 103), fill(g->dout, GL * GH * GP, 43, 107), fill(g->B, GL * GN, 29, 97), fill(g->C, GL * GN, 53, 89);
+  for (int i = 0; i < GL; i++) g->sequence[i] = i / FIRST, g->dt[i * GH] = g->dt[i * GH + 1] = 0.1f + 0.01f * (float)(i % 7);
+  g->A[0] = -0.5f, g->A[1] = -2;
+  g->args = (krait_ssd_bwd_args){.call.size = sizeof g->args, .B = 1, .L = GL, .H = GH, .P = GP, .N = GN, .G = 1};
+  krait_ssd_bwd_args *const a = &g->args;
+  a->x = rows_view(g->x, GH, GP, KRAIT_BF16), a->dout = rows_view(g->dout, GH, GP, KRAIT_BF16), a->dx = rows_view(g->dx, GH, GP, KRAIT_BF16);
+  if (with_gate) a->z = rows_view(g->z, GH, GP, KRAIT_BF16), a->dz = rows_view(g->dz, GH, GP, KRAIT_BF16);
+  a->Bmat = rows_view(g->B, 1, GN, KRAIT_BF16), a->dB = rows_view(g->dB, 1, GN, KRAIT_BF16), a->Cmat = rows_view(g->C, 1, GN, KRAIT_BF16), a->dC = rows_view(g->dC, 1, GN, KRAIT_BF16);
+  a->dt = rows_view(g->dt, GH, 1, KRAIT_F32), a->ddt = rows_view(g->ddt, GH, 1, KRAIT_F32);
+  a->A = (krait_view){g->A, {1}, KRAIT_F32, 0}, a->dA = (krait_view){g->dA, {1}, KRAIT_F32, 0}, a->seq_idx = (krait_view){g->sequence, {GL, 1}, KRAIT_I32, 0};
+}
+
+static void run_gradient(const krait_ctx *ctx, const kr_row *row, gradient_call *g) {
+  g->args.call.scratch_bytes = row->scratch_bytes(ctx, &g->args);
+  g->args.call.scratch = aligned_alloc(256, (g->args.call.scratch_bytes + 255) & ~(uint64_t)255);
+  assert_non_null(g->args.call.scratch);
+  memset(g->args.call.scratch, 0xfb, g->args.call.scratch_bytes);
+  assert_int_equal(row->run(ctx, &g->args), KRAIT_OK);
+  free(g->args.call.scratch);
+}
+
+static double element(const krait_view *v, int i) { return v->dtype == KRAIT_F32 ? (double)((const float *)v->data)[i] : (double)kr_bf16_to_float(((const uint16_t *)v->data)[i]); }
+
+/* Per token n elements. The first token of the sequence is left out of ddt: its state before is 0, times NaN, or nothing. */
+static void compare_tokens(const char *row, const char *planted, const char *name, const krait_view *got, const krait_view *want, int n, double scale) {
+  for (int i = 0; i < GL * n; i++) {
+    const double g = element(got, i), w = element(want, i);
+    if (i / n == FIRST && strcmp(name, "ddt") == 0) continue;
+    if (isnan(w) ? !isnan(g) : !(fabs(g - w) <= 0.03 * (scale + fabs(w)))) fail_msg("%s, NaN in %s: %s of token %d, element %d: %g, the reference has %g", row, planted, name, i / n, i % n, g, w);
+  }
+}
+
+static void compare_gradients(const char *row, const char *planted, const gradient_call *got, const gradient_call *want) {
+  compare_tokens(row, planted, "dx", &got->args.dx, &want->args.dx, GH * GP, 1);
+  if (want->args.z.data) compare_tokens(row, planted, "dz", &got->args.dz, &want->args.dz, GH * GP, 1);
+  compare_tokens(row, planted, "dB", &got->args.dB, &want->args.dB, GN, 4);
+  compare_tokens(row, planted, "dC", &got->args.dC, &want->args.dC, GN, 4);
+  compare_tokens(row, planted, "ddt", &got->args.ddt, &want->args.ddt, GH, 20);
+}
+
+static void nan_stays_where_the_gradient_has_it(void **state) {
+  static gradient_call got, want;
+  static const char *const names[] = {"x", "dt", "B", "C", "dout", "z"};
+  const kr_op *op = *state;
+  if (op != kr_op_find("ssd_bwd")) skip();
+  capability = 90;
+  fake_device(MUCH);
+  krait_ctx *ctx = open_ctx();
+  kr_emulated_order(0);
+  kr_emulated_blocks_in_order(1);
+  for (int k = 0; k < 6; k++) {
+    make_gradient_call(&want, k == 0 || k == 5);
+    if (k == 1) want.dt[NAN_AT * GH + 1] = NAN;
+    else (k == 0 ? &want.x[(NAN_AT * GH + 1) * GP] : k == 2 ? &want.B[NAN_AT * GN] : k == 3 ? &want.C[NAN_AT * GN] : k == 4 ? &want.dout[(NAN_AT * GH + 1) * GP] : &want.z[(NAN_AT * GH + 1) * GP])[3] = 0x7fc0;
+    run_gradient(ctx, &op->rows[op->n_rows - 1], &want);
+    for (int i = 0; strncmp(op->rows[i].name, "cuda_", 5) == 0; i++) {
+      make_gradient_call(&got, k == 0 || k == 5);
+      memcpy(got.x, want.x, sizeof want.x), memcpy(got.z, want.z, sizeof want.z), memcpy(got.B, want.B, sizeof want.B), memcpy(got.C, want.C, sizeof want.C);
+      memcpy(got.dout, want.dout, sizeof want.dout), memcpy(got.dt, want.dt, sizeof want.dt);
+      assert_null(op->rows[i].refuse(ctx, &got.args));
+      run_gradient(ctx, &op->rows[i], &got);
+      compare_gradients(op->rows[i].name, names[k], &got, &want);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -373,6 +458,7 @@ int main(int argc, char **argv) {
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;
   if (!kr_cuda_built_tiers() || !has_row(op)) return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"), 77;
-  const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op), cmocka_unit_test_prestate(nan_reaches_no_other_token, op)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op), cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op), cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
+                                     cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

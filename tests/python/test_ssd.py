@@ -191,6 +191,25 @@ def test_nan_of_a_later_token(device):
     refs.close(out, plain, refs.TOLERANCES[torch.bfloat16])
 
 
+@pytest.mark.parametrize("where", ["x", "dt", "B", "C", "z", "dout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_with_nan(device, where, dtype):
+    """What is not finite in one sequence leaves every gradient of the others as it is."""
+    t = make(device, b=1, length=100, p=16, n=16, dtype=dtype)
+    seq_idx = torch.tensor([0] * 30 + [1] * 40 + [2] * 30, dtype=torch.int32, device=device)[None]
+    others, each = seq_idx[0] != 1, [k for k in "x dt B C z".split()]
+    dout, results = torch.randn_like(t["x"]), []
+    for planted in (False, True):
+        if planted:
+            with torch.no_grad():
+                {**t, "dout": dout}[where].data[0, 50, 1].fill_(float("nan"))
+        out, _, _ = ssd(**t, seq_idx=seq_idx, dt_softplus=True)
+        results.append(torch.autograd.grad(out, [t[k] for k in each], dout))
+    for k, plain, got in zip(each, *results):
+        refs.close(got[:, others], plain[:, others], refs.TOLERANCES[dtype])
+    assert results[1][each.index("dt" if where in ("x", "dt") else "x")][:, 50].isnan().any()
+
+
 def test_bad_input(device):
     t = {k: v.detach() for k, v in make(device).items()}
     for bad in ({"dt": t["dt"][..., :3]}, {"A": t["A"][:3]}, {"B": t["B"][:, :, :, :4]}, {"D": t["D"][:3]}, {"z": t["z"][:1]}, {"dt_bias": t["dt_bias"][:2]},

@@ -85,6 +85,9 @@ int32_t kr_any_step_again(kr_any_lm *m) {
 int32_t kr_any_kinds(kr_any_lm *m, kr_runner_kind_fn fn, void *user) {
   return m->qwen2 ? kr_qwen2_kinds(m->qwen2, fn, user) : kr_mlm_kinds(m->mamba, fn, user);
 }
+int32_t kr_any_graph_of(kr_any_lm *m, int64_t n, const kr_graph **graph) {
+  return m->qwen2 ? kr_qwen2_graph_of(m->qwen2, n, 0, graph) : kr_mlm_graph_of(m->mamba, n, graph);
+}
 int32_t kr_any_wait(const kr_any_lm *m) { return m->qwen2 ? kr_qwen2_wait(m->qwen2) : kr_mlm_wait(m->mamba); }
 
 int32_t kr_any_states_out(kr_any_lm *m, int64_t slot, kr_mlm_state_fn take, void *user) {

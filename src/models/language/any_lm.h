@@ -31,6 +31,8 @@ int32_t kr_any_step(kr_any_lm *m, int64_t B, const int32_t *slots, const int32_t
 int32_t kr_any_step_again(kr_any_lm *m); /* for timing: the step before, again */
 /* What kinds of calls the latest run is made of (kr_runner_kinds); the states are lost. */
 int32_t kr_any_kinds(kr_any_lm *m, kr_runner_kind_fn fn, void *user);
+/* kr_mlm_graph_of, kr_qwen2_graph_of. */
+int32_t kr_any_graph_of(kr_any_lm *m, int64_t n, const kr_graph **graph);
 int32_t kr_any_wait(const kr_any_lm *m);
 int32_t kr_any_states_out(kr_any_lm *m, int64_t slot, kr_mlm_state_fn take, void *user);
 int32_t kr_any_states_in(kr_any_lm *m, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user);

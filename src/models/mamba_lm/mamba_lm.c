@@ -329,6 +329,15 @@ int32_t kr_mlm_kinds(kr_mlm *m, kr_runner_kind_fn fn, void *user) {
   return kr_runner_kinds(latest->runner, fn, user);
 }
 
+int32_t kr_mlm_graph_of(kr_mlm *m, int64_t n, const kr_graph **graph) {
+  kr_mlm_graph *found;
+  KR_CHECK(n >= 0 && n <= PIECE, KRAIT_ERR_ARGUMENT, "a graph reads 1 to %d tokens at once", PIECE);
+  KR_TRY(get_key_room(m, n + 1));
+  KR_TRY(get_graph(m, &(kr_mlm_run){.B = 1, .L = n ? n : 1, .is_step = n == 0}, &found));
+  *graph = found->g;
+  return KRAIT_OK;
+}
+
 int32_t kr_mlm_step_again(kr_mlm *m) {
   const kr_mlm_graph *latest = latest_of(m);
   KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");

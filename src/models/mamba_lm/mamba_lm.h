@@ -95,6 +95,8 @@ void kr_mlm_choose_whole(kr_mlm *model, int whole);
 int kr_mlm_was_whole(const kr_mlm *model); /* the latest run's were */
 /* What kinds of calls the latest run is made of, and their times (kr_runner_kinds); the states are lost. */
 int32_t kr_mlm_kinds(kr_mlm *model, kr_runner_kind_fn fn, void *user);
+/* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; the model's, until its next run. */
+int32_t kr_mlm_graph_of(kr_mlm *model, int64_t n, const kr_graph **graph);
 
 /* A slot's states as named tensors, in host memory. */
 typedef int32_t (*kr_mlm_state_fn)(void *user, const char *name, int32_t n_dims, const int64_t *shape, float *data);

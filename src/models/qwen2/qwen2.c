@@ -299,6 +299,15 @@ int32_t kr_qwen2_kinds(kr_qwen2 *m, kr_runner_kind_fn fn, void *user) {
   return kr_runner_kinds(latest->runner, fn, user);
 }
 
+int32_t kr_qwen2_graph_of(kr_qwen2 *m, int64_t n, int with_rows, const kr_graph **graph) {
+  kr_qwen2_graph *found;
+  KR_CHECK(n >= 0 && n <= PIECE, KRAIT_ERR_ARGUMENT, "a graph reads 1 to %d tokens at once", PIECE);
+  KR_TRY(get_room(m, n + 1));
+  KR_TRY(get_graph(m, &(kr_qwen2_run){.B = 1, .L = n ? n : 1, .is_step = n == 0, .with_rows = with_rows}, &found));
+  *graph = found->g;
+  return KRAIT_OK;
+}
+
 int32_t kr_qwen2_step_again(kr_qwen2 *m) {
   const kr_qwen2_graph *latest = latest_of(m);
   KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");

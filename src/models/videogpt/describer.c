@@ -280,3 +280,18 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
   if (status < 0) krait_lm_session_close(session);
   return status;
 }
+
+/* ---- what runs ---- */
+
+int32_t kr_describer_graphs(krait_describer *d, kr_describer_graph_fn *fn, void *user) {
+  enum { WORDS = 64 }; /* about what stands around the film */
+  kr_qwen2 *lm = kr_lm_model(d->lm)->qwen2;
+  const kr_graph *g;
+  KR_TRY(fn(user, "16 frames: CLIP, their weights, rows for the language model", kr_videogpt_graph_of(d->model, 0)));
+  KR_TRY(fn(user, "8 frames: VideoMamba", kr_videomamba_graph(d->video)));
+  KR_TRY(fn(user, "8 frames: rows for the language model", kr_videogpt_graph_of(d->model, 1)));
+  KR_TRY(kr_qwen2_graph_of(lm, KR_VIDEOGPT_ROWS + WORDS, 1, &g));
+  KR_TRY(fn(user, "language model, a film's rows and 64 tokens", g));
+  KR_TRY(kr_qwen2_graph_of(lm, 0, 0, &g));
+  return fn(user, "language model, a step of one sequence", g);
+}

@@ -222,6 +222,7 @@ void kr_videomamba_close(kr_videomamba **model) {
   *model = NULL;
 }
 
+const kr_graph *kr_videomamba_graph(const kr_videomamba *m) { return m->graph.g; }
 uint64_t kr_videomamba_bytes(const kr_videomamba *m) { return m->placer.bytes; }
 const float *kr_videomamba_tokens_at(const kr_videomamba *m) { return m->tokens_at; }
 

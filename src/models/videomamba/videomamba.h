@@ -4,6 +4,7 @@
 
 #include <krait/krait.h>
 
+#include "graph.h"
 #include "placed.h"
 
 /* All of it follows from the shapes of the tensors. */
@@ -24,6 +25,7 @@ int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *fol
 /* Random weights, for timing. */
 int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
                                   kr_videomamba **model);
+const kr_graph *kr_videomamba_graph(const kr_videomamba *model); /* of one clip */
 uint64_t kr_videomamba_bytes(const kr_videomamba *model); /* of weights */
 void kr_videomamba_close(kr_videomamba **model);
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *model);

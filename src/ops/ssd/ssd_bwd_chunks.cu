@@ -10,7 +10,8 @@
  * kr_ssd_bwd_gate       dy and dz from y before the gate
  * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
  * Of more than 128 states a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up.
- * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu. */
+ * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu, whose kernels also do groups of heads again whose
+ * states, or their gradients, met NaN or infinity: products with zeros bring those to tokens that the equation keeps them from. */
 #include "ssd_bwd_sums.cuh"
 
 enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
@@ -49,6 +50,7 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
   const kr_ssd_tensor &rows = BACK ? f.dout : f.x, &matrix = BACK ? f.Cmat : f.Bmat;
   const int64_t row_at = b * rows.b + h * rows.h + p0, matrix_at = b * matrix.b + g * matrix.h;
   float s[N / 8][4];
+  int spoilt = 0;
   load_state<N>(f, BACK ? p.dfinal : f.initial, b, h, p0 + 16 * w, 0, s);
   for (int i = -1; i < p.n_chunks; i++) {
     unsigned char *const now = shared + anew((i & 1) * STAGE), *const next = shared + anew((~i & 1) * STAGE);
@@ -64,8 +66,9 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
     }
     if (i < 0) continue;
     leave_state<N>(tile_at<N>(p, BACK ? p.M : p.S, b, h, block, c), s);
-    take_chunk<N, N, BACK>(s, w, 0, now, now + X_BYTES, steps[i & 1], f.seq_idx != 0);
+    spoilt |= take_chunk<N, N, BACK>(s, w, 0, now, now + X_BYTES, steps[i & 1], f.seq_idx != 0);
   }
+  if (spoilt || is_spoilt<N / 8>(s)) tell_spoilt_group(f, b, h);
   if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, 0, s);
 }
 

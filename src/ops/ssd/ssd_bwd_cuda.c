@@ -75,14 +75,19 @@ static kr_grid walks(const kr_ssd_plan *f, void *stream) {
   return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0), .y = 1, .z = (uint32_t)f->B, .block = KR_SSD_THREADS, .stream = stream};
 }
 
-static int32_t run_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+/* All but the sums over chunks. */
+static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int narrow = a->N <= 128;
   const kr_grid walk = walks(&p->f, a->call.stream);
   const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0), .y = (uint32_t)a->G, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
-  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &before_s4 : &before_s16, &walk, &p->f, sizeof p->f));
   if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &after_s4 : &after_s16, &walk, p, sizeof *p));
-  if (chunk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p));
+  return chunk.x ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p) : KRAIT_OK;
+}
+
+static int32_t run_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  KR_TRY(run_tokens(ctx, a, p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, p, sizeof *p);
 }
 
@@ -139,7 +144,6 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
   if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
   if (a->x.dtype == KRAIT_F32) return "float32";
-  if (kr_has(&a->z) && a->N > 256) return "N above 256 with z";
   if (a->dt_min < 0) return "a negative dt_min";
   if (is_both(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
@@ -158,17 +162,18 @@ static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
 }
 
 typedef struct chunks_layout {
-  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, y, end;
+  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, spoilt, y, end;
 } chunks_layout;
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
-  const int64_t tiles = a->B * a->H * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * chunks_of(a) * KR_SSD_P * columns_of(a), n_splits = splits_of(ctx, a);
-  const int64_t matrix = n_splits > 1 ? n_splits * a->B * a->L * a->G * a->N : 0;
+  const int64_t chunks = a->B * a->H * chunks_of(a), tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * columns_of(a), plain = chunks * a->P * a->N;
+  const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N, states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt keeps there */
   chunks_layout l = {.end = 0};
-  l.S = place(&l.end, tiles / 2), l.M = place(&l.end, tiles / 2);
+  l.S = place(&l.end, (states + 1) / 2), l.M = place(&l.end, (states + 1) / 2);
   l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
   l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
   l.steps = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)), l.tokens = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
+  l.spoilt = place(&l.end, a->B * a->H);
   l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
   return l;
 }
@@ -180,8 +185,11 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_plan forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y, .b = a->L * a->H * row, .t = a->H * row, .h = row, .n = 1, .dtype = a->x.dtype};
-  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
-  KR_TRY(kr_ssd_launch_chunks(ctx, &forward, a->call.stream));
+  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
+  for (int part = 0; part * KR_SSD_MOST_STATES < forward.N; part++) {
+    const kr_ssd_plan some = kr_ssd_part_of(&forward, part);
+    KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
+  }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
   const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 1, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
@@ -194,7 +202,7 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
   p.n_splits = splits_of(ctx, a);
   p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
-  p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens;
+  p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens, p.f.spoilt = (int32_t *)(scratch + l->spoilt);
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
   p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
@@ -229,6 +237,14 @@ static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const
   return sum_splits(ctx, a, p);
 }
 
+/* Groups of heads in which chunks met NaN or infinity, token by token, in scratch that is done with. */
+static int32_t redo_spoilt(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *chunks) {
+  kr_ssd_bwd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
+  p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
+  return run_tokens(ctx, a, &p);
+}
+
 typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p);
 
 static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
@@ -243,6 +259,7 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
   const kr_grid finish = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)((a->H + 3) / 4), .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
+  KR_TRY(redo_spoilt(ctx, a, &p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
@@ -267,7 +284,7 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
 
 /* The walk that leaves states before chunks, or back: their gradients after chunks. */
 static kr_ssd_hopper_plan walk_of(const kr_ssd_bwd_plan *p, int back) {
-  kr_ssd_hopper_plan h = {.p = p->f, .back = back, .tiles = back ? p->M : p->S};
+  kr_ssd_hopper_plan h = {.p = p->f, .back = back, .adds = 1, .tiles = back ? p->M : p->S};
   if (back) h.p.initial = p->dfinal, h.p.final = p->dinitial;
   return h;
 }

@@ -141,7 +141,8 @@ KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned
 /* Two elements that lie side by side; the second may not exist. */
 KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(const uint32_t *)from : from[0]; }
 
-/* (Y + D x) silu(z) to out. WHOLE: all tokens and channels of the chunk are there, there is no gate and no padding. */
+/* (Y + D x) silu(z) to out, with what it holds of other states (p.adds). WHOLE: all tokens and channels of the chunk are there, no
+ * gate, no padding, nothing to add to. */
 template <int WHOLE>
 KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4], const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
   const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
@@ -161,6 +162,10 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low), high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
+      }
+      if (!WHOLE && p.adds) {
+        const uint32_t two = load_pair(to + 8 * j, 8 * j + 1 < left);
+        low += kr_unpack(two, 0, KR_DTYPE), high += kr_unpack(two, 1, KR_DTYPE);
       }
       if (!WHOLE && p.z.data) {
         const uint32_t two = load_pair(z + 8 * j, 8 * j + 1 < left);
@@ -183,7 +188,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   float *const D = (float *)(steps + 2); /* [channel] */
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
-  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx;
+  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
   copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);

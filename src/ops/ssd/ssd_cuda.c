@@ -90,7 +90,6 @@ const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
-  if (a->N > 256) return "N above 256";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
@@ -105,7 +104,9 @@ static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
   p->n_segments = (int32_t)((p->L + p->segment - 1) / p->segment);
 }
 
-static int64_t segment_floats(const kr_ssd_plan *p) { return (int64_t)p->B * p->H * p->n_segments * p->P * p->N; }
+static int64_t segment_floats(const kr_ssd_plan *p) {
+  return (int64_t)p->B * p->H * p->n_segments * p->P * (p->N < KR_SSD_MOST_STATES ? p->N : KR_SSD_MOST_STATES);
+}
 
 /* Bytes from scratch's begin: states of segments, what is left of them, step sizes. */
 typedef struct chunks_layout {
@@ -139,24 +140,30 @@ int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *s
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
 }
 
+static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+  const int dtype = p->x.dtype, width = width_of(p->N);
+  const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_CHUNK_THREADS,
+                          .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
+  const kr_grid joins = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p->H, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  if (p->n_segments > 1) {
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width][dtype], &pieces, p, sizeof *p));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, p, sizeof *p));
+  }
+  return kr_ssd_launch_chunks(ctx, p, stream);
+}
+
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  const int dtype = a->x.dtype;
-  kr_grid grid = {.x = (uint32_t)(p.H * p.blocks_per_head), .y = (uint32_t)p.n_segments, .z = (uint32_t)p.B, .block = KR_SSD_CHUNK_THREADS,
-                  .shared_bytes = chunk_shared_bytes(a->N), .stream = a->call.stream};
   const chunks_layout l = lay_out(&p);
   p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
+  if (p.n_segments > 1) p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
-  if (p.n_segments > 1) {
-    p.segment_state = a->call.scratch;
-    p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width_of(a->N)][dtype], &grid, &p, sizeof p));
-    const kr_grid joins = {.x = (uint32_t)((a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p.H, .z = (uint32_t)p.B, .block = KR_SSD_THREADS, .stream = a->call.stream};
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, &p, sizeof p));
+  for (int part = 0; part * KR_SSD_MOST_STATES < p.N; part++) {
+    const kr_ssd_plan some = kr_ssd_part_of(&p, part);
+    KR_TRY(run_part(ctx, &some, a->call.stream));
   }
-  KR_TRY(kr_ssd_launch_chunks(ctx, &p, a->call.stream));
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }
 

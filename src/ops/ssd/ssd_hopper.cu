@@ -368,7 +368,12 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
     return;
   }
-  if (MODE == OUTPUT && (spoilt || spoilt_state(s))) h.p.spoilt[t.b * h.p.H + at.h] = 1;
+  if (spoilt || spoilt_state(s)) {
+    if (MODE == OUTPUT)
+      h.p.spoilt[t.b * h.p.H + at.h] = 1;
+    else
+      tell_spoilt_group(h.p, t.b, at.h);
+  }
   if (t.end == h.n_chunks) {
     if (h.p.final.data) write_state(h.p, h.p.final, t.b, at, me, s);
   } else if (!h.joins) {

@@ -11,7 +11,7 @@
       {NULL, NULL}, {"ssd_hopper_f16_256", name}, { "ssd_hopper_bf16_256", name }      \
     }                                                                                  \
   }
-enum { OUTPUT, ENDS, STATES, MOST_STATES = 256 /* of a kernel */ };
+enum { OUTPUT, ENDS, STATES };
 static const kr_kernel walks[3][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
                                          BY_STATES("kr_ssd_hopper_states")};
 static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
@@ -97,26 +97,18 @@ void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
   h->initial = h->p.initial.data ? (float *)(scratch + l.initial) : NULL;
 }
 
-static int64_t bytes_of(const kr_ssd_tensor *t, int64_t n) { return n * t->n * (int64_t)krait_dtype_bytes(t->dtype); }
-
-/* 256 states from 256 part on; parts behind the first add to its output. */
+/* Parts behind the first add to its output. */
 static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  const int64_t first = MOST_STATES * part;
-  kr_ssd_hopper_plan h = {.p = kr_ssd_plan_of(&in, 0), .adds = part > 0};
-  h.p.out = kr_ssd_sequence(&a->out, 0, a->L), h.p.final = kr_ssd_states(&a->final_states);
-  kr_ssd_tensor *const tensors[] = {&h.p.Bmat, &h.p.Cmat, &h.p.initial, &h.p.final};
-  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + bytes_of(tensors[i], first);
-  h.p.N = a->N - first < MOST_STATES ? (int32_t)(a->N - first) : MOST_STATES;
-  if (part) h.p.D.data = NULL;
-  return h;
+  kr_ssd_plan whole = kr_ssd_plan_of(&in, 0);
+  whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
+  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .adds = part > 0};
 }
 
 /* What all parts have in turn. */
 static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
   uint64_t most = 0;
-  for (int part = 0; part * MOST_STATES < a->N; part++) {
+  for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
     kr_ssd_hopper_plan h = plan_of(a, part);
     const uint64_t bytes = kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     most = bytes > most ? bytes : most;
@@ -186,7 +178,7 @@ int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
   kr_ssd_plan all = kr_ssd_plan_of(&in, 0);
   all.out = kr_ssd_sequence(&a->out, 0, a->L), all.final = kr_ssd_states(&a->final_states);
   all.spoilt = (int32_t *)((char *)a->call.scratch + walk_bytes(ctx, a));
-  for (int part = 0; part * MOST_STATES < a->N; part++) {
+  for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
     kr_ssd_hopper_plan h = plan_of(a, part);
     kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     kr_ssd_hopper_place(&h, h.p.N, a->call.scratch);

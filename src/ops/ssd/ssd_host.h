@@ -43,6 +43,19 @@ static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
   return p;
 }
 
+/* KR_SSD_MOST_STATES states from that many times part on: D goes into the first part's output, the gate onto the last one's. */
+static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
+  kr_ssd_plan p = *whole;
+  const int64_t first = (int64_t)KR_SSD_MOST_STATES * part, left = whole->N - first;
+  kr_ssd_tensor *const tensors[] = {&p.Bmat, &p.Cmat, &p.initial, &p.final};
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
+  p.N = (int32_t)(left < KR_SSD_MOST_STATES ? left : KR_SSD_MOST_STATES), p.adds = part > 0;
+  if (part) p.D.data = NULL;
+  if (left > KR_SSD_MOST_STATES) p.z.data = NULL;
+  return p;
+}
+
 static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
   if (in->B > 65535 || in->S > 65535) return "more than 65535 sequences";
   if (in->H > INT32_MAX / 256) return "more than 2^23 heads";
@@ -59,7 +72,7 @@ const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
 int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 /* What rows by chunks need first: p->steps. */
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
-/* The output of 16-bit rows by chunks, for a plan whose time is not cut or whose segments' start states are known. */
+/* The output of 16-bit rows by chunks, for a plan of KR_SSD_MOST_STATES at most whose time is not cut or whose segments' start states are known. */
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 
 #endif

@@ -202,6 +202,11 @@ KR_DEV int is_spoilt(const float (&s)[n][4]) {
   return !(zero == 0);
 }
 
+/* Of a gradient, whose dB and dC are sums over a group's heads: they are done again together. */
+KR_DEV void tell_spoilt_group(const kr_ssd_plan &f, int b, int h) {
+  for (int k = 0, first = h - h % f.heads; k < f.heads; k++) f.spoilt[(int64_t)b * f.H + first + k] = 1;
+}
+
 /* What is left of a state; not even NaN may pass to another sequence, but is told of. */
 template <int n>
 KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {

@@ -7,6 +7,7 @@
 
 #define KR_SSD_CHUNK 64   /* tokens that kernels on tensor cores take together */
 #define KR_SSD_P 64       /* channels of a head that such a block takes */
+#define KR_SSD_MOST_STATES 256 /* that kernels by chunks take at once */
 #define KR_SSD_THREADS 128
 #define KR_SSD_CHUNK_THREADS 256
 #define KR_SSD_STEPS_BYTES (16 * KR_SSD_CHUNK + 16) /* what kernels on tensor cores keep of a chunk's step sizes */
@@ -34,11 +35,13 @@ typedef struct kr_ssd_plan {
   int64_t offsets_step;
   int32_t S;
   int32_t blocks_per_head;   /* of KR_SSD_P channels */
+  int32_t adds, reserved;    /* kernels by chunks: adds to what the output holds, of more states than they take at once */
   float *add;                /* (B,L,H,P) y of the other direction, by true time, or absent */
   int32_t keep_y;            /* write y alone to add */
   kr_ssd_tensor dout, dz;    /* of the gradient's walk: dz, or absent, instead of out */
-  float *kept;               /* (B,H,chunks,P,N) of the gradient's walk: states before each chunk, or absent */
-  int32_t *spoilt;           /* (B,H): whether chunks met NaN or infinity; tokens are then walked for heads that did alone. Or absent */
+  void *kept;                /* (B,H,chunks,P,N) of the gradient's walk: states before each chunk, or absent */
+  int32_t kept_dtype, none;
+  int32_t *spoilt;           /* (B,H): whether chunks met NaN or infinity; the base tier then does those heads again (of the gradient: their groups). Or absent */
   void *steps;               /* (B,H,chunks) of KR_SSD_STEPS_BYTES */
   int32_t n_segments;        /* pieces of time that blocks walk on their own */
   int64_t segment;           /* tokens of one, a multiple of KR_SSD_CHUNK */

@@ -24,14 +24,15 @@ KR_DEV float step_size(const kr_ssd_plan &p, int b, int64_t t, int h) {
   return clamp_step(p, p.softplus ? kr_softplus(d) : d);
 }
 
-template <int S>
+/* HALF: in to.dtype, else float32, as states of the forward call are. */
+template <int S, int HALF>
 KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0, const float (&s)[ROWS][S]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
     for (int k = 0; k < S; k++)
-      if (c0 + r < p.P && k * 32 + lane < p.N) ((float *)to.data)[of(to, row, c0 + r, h, k * 32 + lane)] = s[r][k];
+      if (c0 + r < p.P && k * 32 + lane < p.N) kr_store(to.data, of(to, row, c0 + r, h, k * 32 + lane), HALF ? to.dtype : KRAIT_F32, s[r][k]);
 }
 
 /* The state after token t to every sequence that ends with it. */
@@ -39,7 +40,7 @@ template <int S>
 KR_DEV void keep_varlen(const kr_ssd_plan &p, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
   for (int i = 0; i < p.S; i++) {
     const int32_t begin = p.offsets[i * p.offsets_step], end = p.offsets[(i + 1) * p.offsets_step];
-    if (end == t + 1 && begin < end) keep_states<S>(p, p.varlen, i, h, c0, s);
+    if (end == t + 1 && begin < end) keep_states<S, 0>(p, p.varlen, i, h, c0, s);
   }
 }
 
@@ -74,11 +75,12 @@ KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, fl
 
 /* The state before token t, the first of its chunk, to p.kept. */
 template <int S>
-KR_DEV void keep_before(const kr_ssd_plan &p, float *kept, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+KR_DEV void keep_before(const kr_ssd_plan &p, void *kept, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
   const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   kr_ssd_tensor to = {};
-  to.data = kept + (((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK) * head, to.t = p.N, to.n = 1;
-  keep_states<S>(p, to, 0, 0, c0, s);
+  to.data = kept, to.b = head, to.t = p.N, to.n = 1, to.dtype = p.kept_dtype;
+  if (p.kept_dtype == KRAIT_F32) keep_states<S, 0>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
+  else keep_states<S, 1>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
 }
 
 template <int S, int GRADIENT>
@@ -120,7 +122,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     if (lane < ROWS && c0 + lane < p.P) write_token<GRADIENT>(p, b, t, h, c0 + lane, sum, now < 0);
     if (p.offsets) keep_varlen<S>(p, t, h, c0, s);
   }
-  if (p.final.data) keep_states<S>(p, p.final, b, h, c0, s);
+  if (p.final.data) keep_states<S, 0>(p, p.final, b, h, c0, s);
 }
 
 #endif

@@ -473,8 +473,15 @@ static void fail_stuck(int n) {
   abort();
 }
 
+/* Of every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests' time. */
 __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
+#ifdef __x86_64__
+  void *to = __start_kr_shared;
+  size_t n = (size_t)(__stop_kr_shared - __start_kr_shared);
+  __asm__ volatile("rep stosb" : "+D"(to), "+c"(n) : "a"(0xff) : "memory");
+#else
   for (volatile unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++) *p = 0xff;
+#endif
 }
 
 static uint32_t random_below(uint32_t n) {

@@ -1,0 +1,222 @@
+/* graphs.c: which family a file or folder holds, and its graphs line by line, for krait info --graph. */
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <krait/model.h>
+
+#include "alloc.h"
+#include "clip/clip.h"
+#include "language/any_lm.h"
+#include "model_kind.h"
+#include "primeknet/primeknet_graph.h"
+#include "seedvr/seedvr.h"
+#include "sized.h"
+#include "status.h"
+#include "videogpt/describer.h"
+#include "videomamba/videomamba.h"
+
+/* Sizes of what is shown: a second of sound; a prompt; one 720p frame and a sentence. */
+enum { FRAMES = 100, PROMPT = 256, GRID_H = 45, GRID_W = 80, SENTENCE = 58 };
+
+typedef struct shower {
+  const krait_ctx *ctx;
+  const krait_model_options *options;
+  uint32_t flags;
+  krait_graph_line_fn line;
+  void *user;
+} shower;
+
+static int32_t show(void *user, const char *title, const kr_graph *g) {
+  const shower *s = user;
+  s->line(s->user, title);
+  return kr_graph_show(g, (s->flags & KRAIT_GRAPHS_PROFILE) != 0, s->line, s->user);
+}
+
+/* ---- files that name their model ---- */
+
+typedef struct parameters {
+  const kr_weights *weights;
+  int32_t status; /* of the first that the file does not have so */
+  char why[256];
+} parameters;
+
+/* Its values change no time: they stay in the file. */
+static kr_tensor take(void *user, kr_graph *g, const char *name, kr_dims dims) {
+  parameters *p = user;
+  const float *data;
+  const int32_t status = p->status < 0 ? p->status : kr_weights_take_f32(p->weights, name, dims.n, dims.size, &data);
+  if (status < 0 && p->status >= 0) snprintf(p->why, sizeof p->why, "%s", krait_error_detail());
+  p->status = status;
+  return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
+}
+
+static int32_t record_primeknet(const shower *s, const kr_pk_config *c, const kr_weights *weights, kr_graph *g) {
+  parameters p = {.weights = weights};
+  const int64_t F = c->F, T = FRAMES;
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(1, F, T, 2)),
+                    .mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(1, F, T)),
+                    .pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(1, F, T)),
+                    .com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(1, F, T, 2))};
+  kr_pk_graph_record(g, c, take, &p, &io);
+  KR_CHECK(p.status >= 0, p.status, "%s: %s", s->options->weights_path, p.why);
+  KR_TRY(kr_graph_plan(g, s->ctx, 0));
+  return show((void *)s, "PrimeKnet as it is trained, a window of 100 frames", g);
+}
+
+static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
+  kr_pk_config c;
+  kr_graph *g;
+  KR_TRY(kr_pk_config_read(model, config, &c));
+  KR_TRY(kr_graph_open(&g));
+  const int32_t status = record_primeknet(s, &c, weights, g);
+  kr_graph_close(&g);
+  return status;
+}
+
+static int32_t show_seedvr(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
+  kr_seedvr_config c;
+  kr_seedvr_weights w = {0};
+  kr_seedvr_graph g = {.size = {1, GRID_H, GRID_W}, .n_text = SENTENCE};
+  KR_TRY(kr_seedvr_config_read(model, config, &c));
+  int32_t status = kr_seedvr_weights_open(s->ctx, &c, weights, KRAIT_F32, &w);
+  if (status >= 0) status = kr_seedvr_graph_open(s->ctx, &c, &w, &g);
+  if (status >= 0) status = show((void *)s, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
+  if (status >= 0) kr_seedvr_graph_close(&g);
+  kr_seedvr_weights_close(s->ctx, &w);
+  return status;
+}
+
+static int32_t show_videomamba(const shower *s, const kr_weights *weights) {
+  kr_videomamba *m = NULL;
+  const int32_t status = kr_videomamba_open(s->ctx, weights, &m);
+  KR_TRY(status);
+  const int32_t shown = show((void *)s, "VideoMamba, one clip", kr_videomamba_graph(m));
+  kr_videomamba_close(&m);
+  return shown;
+}
+
+static int is_videomamba(const kr_weights *w) {
+  return kr_weights_find(w, "layers.0.mixer.A_b_log") || kr_weights_find(w, "vision_encoder.layers.0.mixer.A_b_log");
+}
+
+/* *found: the file holds a model that it names, or VideoMamba. */
+static int32_t show_weights(const shower *s, kr_weights *weights, const kr_config *config, int *found) {
+  const char *model = kr_config_model(config);
+  const int is_film = is_videomamba(weights);
+  *found = model || is_film;
+  if (!*found) return KRAIT_OK;
+  KR_TRY(kr_weights_widen(weights));
+  if (is_film) return show_videomamba(s, weights);
+  if (kr_model_primeknet.takes(model)) return show_primeknet(s, model, config, weights);
+  if (kr_model_seedvr.takes(model)) return show_seedvr(s, model, config, weights);
+  return kr_fail(KRAIT_ERR_WEIGHTS, "%s: unknown model '%s'", s->options->weights_path, model);
+}
+
+static int32_t show_file(const shower *s, int *found) {
+  kr_weights *weights = NULL;
+  kr_config *config = NULL;
+  KR_TRY(kr_weights_open(s->options->weights_path, &weights));
+  int32_t status = kr_config_open(weights, s->options->config_path, s->options->overrides, &config);
+  if (status >= 0) status = show_weights(s, weights, config, found);
+  kr_config_close(&config);
+  kr_weights_close(&weights);
+  return status;
+}
+
+/* ---- folders with a config.json ---- */
+
+typedef struct clip {
+  kr_clip_config c;
+  kr_clip_weights w;
+} clip;
+
+static int32_t take_clip(kr_placer *p, void *user) {
+  clip *m = user;
+  return kr_clip_take(p, &m->c, m->c.n_layers, &m->w);
+}
+
+static int32_t record_clip(const shower *s, const clip *m, kr_graph *g) {
+  const kr_clip_config *c = &m->c;
+  const int64_t n = c->edge * c->edge;
+  const kr_tensor patches = kr_graph_input(g, "patches", KRAIT_F32, KR_DIMS(n, 3 * c->patch * c->patch)),
+                  features = kr_graph_output(g, "features", KRAIT_F32, KR_DIMS(1, n, c->C));
+  const kr_tensor hidden = kr_clip_record(g, c, &m->w, c->n_layers, 1, patches);
+  kr_graph_pointwise(g, "features", (krait_pointwise_args){.x_scale = 1}, hidden, 0, features);
+  KR_TRY(kr_graph_plan(g, s->ctx, 0));
+  return show((void *)s, "CLIP's vision tower, one picture", g);
+}
+
+static int32_t show_placed_clip(const shower *s, kr_placer *p, clip *m) {
+  kr_graph *g = NULL;
+  KR_TRY(kr_placer_run(p, take_clip, m));
+  KR_TRY(kr_graph_open(&g));
+  const int32_t status = record_clip(s, m, g);
+  kr_graph_close(&g);
+  return status;
+}
+
+static int32_t show_clip(const shower *s, const kr_model_folder *folder, const char *prefix) {
+  const json_t *root = kr_model_folder_config(folder), *vision = json_object_get(root, "vision_config");
+  kr_placer p = {.ctx = s->ctx, .folder = folder, .prefix = prefix};
+  clip m = {0};
+  KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &m.c));
+  m.w.layers = kr_alloc_array((size_t)m.c.n_layers + 1, sizeof *m.w.layers);
+  KR_CHECK(m.w.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m.c.n_layers);
+  const int32_t status = show_placed_clip(s, &p, &m);
+  kr_placer_close(&p);
+  kr_free(m.w.layers);
+  return status;
+}
+
+static int32_t show_describer(const shower *s) {
+  krait_describer *d = NULL;
+  KR_TRY(krait_describer_open(s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path}, &d));
+  const int32_t status = kr_describer_graphs(d, show, (void *)s);
+  krait_describer_close(&d);
+  return status;
+}
+
+static int32_t show_runs(const shower *s, kr_any_lm *m) {
+  const kr_graph *g;
+  KR_TRY(kr_any_graph_of(m, PROMPT, &g));
+  KR_TRY(show((void *)s, "a prompt of 256 tokens", g));
+  KR_TRY(kr_any_graph_of(m, 0, &g));
+  return show((void *)s, "a step of one sequence", g);
+}
+
+static int32_t show_language_model(const shower *s, const kr_model_folder *folder) {
+  kr_any_lm m = {0};
+  int32_t status = kr_any_open(s->ctx, folder, 1, 0, &m);
+  if (status >= 0) status = show_runs(s, &m);
+  kr_any_close(&m);
+  return status;
+}
+
+static int32_t show_kind(const shower *s, const kr_model_folder *folder) {
+  if (kr_model_folder_find(folder, "model.mm_projector.mlp.mlp.0.weight")) return show_describer(s);
+  if (kr_model_folder_find(folder, "vision_model.embeddings.class_embedding")) return show_clip(s, folder, "vision_model.");
+  if (kr_model_folder_find(folder, "embeddings.class_embedding")) return show_clip(s, folder, "");
+  return show_language_model(s, folder);
+}
+
+static int32_t show_folder(const shower *s) {
+  kr_model_folder *folder = NULL;
+  KR_TRY(kr_model_folder_open(s->options->weights_path, &folder));
+  const int32_t status = show_kind(s, folder);
+  kr_model_folder_close(&folder);
+  return status;
+}
+
+int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags, krait_graph_line_fn line, void *user) {
+  krait_model_options o;
+  struct stat file;
+  int found = 0;
+  KR_CHECK(ctx && given && line, KRAIT_ERR_ARGUMENT, "ctx, options and line must not be NULL");
+  KR_TRY(kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &o, sizeof o));
+  KR_CHECK(o.weights_path, KRAIT_ERR_ARGUMENT, "options.weights_path must not be NULL");
+  KR_CHECK(!(flags & ~KRAIT_GRAPHS_PROFILE), KRAIT_ERR_ARGUMENT, "krait_model_graphs: unknown flags %#x", flags);
+  const shower s = {ctx, &o, flags, line, user};
+  if (stat(o.weights_path, &file) != 0 || !S_ISDIR(file.st_mode)) KR_TRY(show_file(&s, &found));
+  return found ? KRAIT_OK : show_folder(&s);
+}
