@@ -26,15 +26,19 @@ typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
 
 /* sum[m * OUTPUTS + n] += A[m] . a block of output n. Of one row the block's sum is scaled, of more the weights are. */
 KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n, kr_v *sum) {
-  kr_v part = kr_v_zero();
+  if (rows == 1) {
+    kr_v part = kr_v_zero();
+#pragma GCC unroll 8
+    for (int k = 0; k < BLOCK; k += KR_VL) part = k ? kr_v_fma(kr_v_load(A + k), kr_v_load_i8(bytes + k), part) : kr_v_mul(kr_v_load(A + k), kr_v_load_i8(bytes + k));
+    sum[n] = kr_v_fma(part, scale, sum[n]);
+    return;
+  }
 #pragma GCC unroll 8
   for (int k = 0; k < BLOCK; k += KR_VL) {
-    const kr_v whole = kr_v_load_i8(bytes + k), b = rows > 1 ? kr_v_mul(scale, whole) : whole;
-    if (rows == 1) part = k ? kr_v_fma(kr_v_load(A + k), b, part) : kr_v_mul(kr_v_load(A + k), b);
+    const kr_v b = kr_v_mul(scale, kr_v_load_i8(bytes + k));
 #pragma GCC unroll 8
-    for (int m = 0; rows > 1 && m < rows; m++) sum[m * OUTPUTS + n] = kr_v_fma(kr_v_load(A + m * lda + k), b, sum[m * OUTPUTS + n]);
+    for (int m = 0; m < rows; m++) sum[m * OUTPUTS + n] = kr_v_fma(kr_v_load(A + m * lda + k), b, sum[m * OUTPUTS + n]);
   }
-  if (rows == 1) sum[n] = kr_v_fma(part, scale, sum[n]);
 }
 
 /* sums[m * KR_VL + n] += A[m] . output n, not added across yet. rows is a constant after inlining. */
