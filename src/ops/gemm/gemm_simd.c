@@ -45,6 +45,13 @@ static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_
       for (int64_t j = 0; j < width; j += KR_VL) kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
     return;
   }
+  if (!p->gate && stride_k == 1 && K < 1 << 20) {
+    for (int64_t j = 0; j < width; j += KR_VL) {
+      const kr_plane plane = {(void *)(uintptr_t)B, KRAIT_F32, (first + j) * stride_n, 1, stride_n};
+      kr_tile_load_as(to + j, width, &plane, (int)K, gemm_lanes(p->N - first - j), KRAIT_F32);
+    }
+    return;
+  }
   for (int64_t j = 0; j < width; j++) {
     int64_t n = source_column(p, first + j);
     for (int64_t k = 0; k < K; k++) to[k * width + j] = n < 0 ? 0 : B[k * stride_k + n * stride_n];

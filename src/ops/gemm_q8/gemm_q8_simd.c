@@ -146,8 +146,10 @@ static int64_t thread_floats(const krait_gemm_q8_args *a) { return (GROUP * BLOC
 
 static void widen(const krait_gemm_q8_args *a, int64_t n, float *to) {
   const int8_t *w = (const int8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
+  float scales[PART];
   for (int64_t s = 0; s < a->S; s++) {
-    const kr_v scale = kr_v_set1((float)kr_get(&a->scales, kr_at2(&a->scales, n, s)));
+    if (s % PART == 0) kr_row_load(scales, a->scales.data, a->scales.dtype, kr_at2(&a->scales, n, s), a->scales.stride[1], a->S - s < PART ? a->S - s : PART);
+    const kr_v scale = kr_v_set1(scales[s % PART]);
     for (int k = 0; k < BLOCK; k += KR_VL) kr_v_store(to + s * BLOCK + k, kr_v_mul(scale, kr_v_load_i8(w + s * BLOCK + k)));
   }
 }
