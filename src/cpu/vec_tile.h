@@ -46,6 +46,8 @@ KR_INLINE void kr_v_store_as(void *p, int64_t i, int n, int32_t dtype, kr_v v) {
   }
 }
 
+enum { KR_FEW_ROWS = 3 }; /* fewer are not worth a transposition */
+
 KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
   int64_t at = p->offset, step = p->row_stride;
   int row = 0;
@@ -62,6 +64,12 @@ KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, in
       kr_v_transpose(block);
       for (int i = 0; i < KR_VL; i++) kr_v_store(tile + (row + (step < 0 ? KR_VL - 1 - i : i)) * pitch, block[i]);
     }
+  if (step == 1 && n_rows - row >= KR_FEW_ROWS) {
+    kr_v block[KR_VL];
+    for (int lane = 0; lane < KR_VL; lane++) block[lane] = lane < n_lanes ? kr_v_load_as(p->data, at + row + lane * p->lane_stride, n_rows - row, dtype) : kr_v_zero();
+    kr_v_transpose(block);
+    for (int i = 0; row < n_rows; i++, row++) kr_v_store(tile + row * pitch, block[i]);
+  }
   for (; row < n_rows; row++)
     for (int lane = 0; lane < KR_VL; lane++)
       tile[row * pitch + lane] = lane < n_lanes ? kr_scalar_load(p->data, at + row * step + lane * p->lane_stride, dtype) : 0;
@@ -82,6 +90,13 @@ KR_INLINE void kr_tile_store_as(const float *tile, int64_t pitch, const kr_plane
       kr_v_transpose(block);
       for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, first + lane * p->lane_stride, KR_VL, dtype, block[lane]);
     }
+  if (step == 1 && n_rows - row >= KR_FEW_ROWS) {
+    kr_v block[KR_VL];
+    for (int i = 0; i < KR_VL; i++) block[i] = row + i < n_rows ? kr_v_load(tile + (row + i) * pitch) : kr_v_zero();
+    kr_v_transpose(block);
+    for (int lane = 0; lane < n_lanes; lane++) kr_v_store_as(p->data, at + row + lane * p->lane_stride, n_rows - row, dtype, block[lane]);
+    return;
+  }
   for (; row < n_rows; row++)
     for (int lane = 0; lane < n_lanes; lane++)
       kr_scalar_store(p->data, at + row * step + lane * p->lane_stride, dtype, tile[row * pitch + lane]);
@@ -102,13 +117,13 @@ static inline void kr_tile_store(const float *tile, int64_t pitch, const kr_plan
 /* A row of n values, unit stride or not, as whole groups of 16 floats (vectors of every ISA), zero beyond n. */
 KR_INLINE void kr_row_load_as(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
   int64_t i = 0;
-  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store(to + i, kr_v_load_as(data, at + i, KR_VL, dtype));
+  for (; stride == 1 && i < n; i += KR_VL) kr_v_store(to + i, kr_v_load_as(data, at + i, n - i < KR_VL ? (int)(n - i) : KR_VL, dtype));
   for (; i < n; i++) to[i] = kr_scalar_load(data, at + i * stride, dtype);
   for (; i % 16; i++) to[i] = 0;
 }
 KR_INLINE void kr_row_store_as(const float *from, void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
   int64_t i = 0;
-  for (; stride == 1 && i + KR_VL <= n; i += KR_VL) kr_v_store_as(data, at + i, KR_VL, dtype, kr_v_load(from + i));
+  for (; stride == 1 && i < n; i += KR_VL) kr_v_store_as(data, at + i, n - i < KR_VL ? (int)(n - i) : KR_VL, dtype, n - i < KR_VL ? kr_v_loadn(from + i, (int)(n - i)) : kr_v_load(from + i));
   for (; i < n; i++) kr_scalar_store(data, at + i * stride, dtype, from[i]);
 }
 static inline void kr_row_load(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {

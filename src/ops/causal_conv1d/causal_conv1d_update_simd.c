@@ -47,11 +47,25 @@ static void write_state(const update_args *a, const place *p, const float *input
   }
 }
 
+/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in time. */
+static void ask_ahead(const update_args *a, const place *p) {
+  enum { BLOCKS = 6, LINE = 64 };
+  const krait_view *const views[] = {&a->conv_state, &a->weight};
+  const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]}, at[] = {kr_at3(&a->conv_state, p->row, p->d, 0), kr_at2(&a->weight, p->d, 0)};
+  for (int i = 0; i < 2; i++) {
+    const int64_t bytes = (int64_t)krait_dtype_bytes(views[i]->dtype), step = stride[i] * KR_VL * bytes;
+    if (step <= 0 || step > 16 * LINE) continue;
+    const char *next = (const char *)views[i]->data + at[i] * bytes + BLOCKS * step;
+    for (int64_t byte = 0; byte < step; byte += LINE) __builtin_prefetch(next + byte);
+  }
+}
+
 static void update_block(const update_args *a, const place *p) {
   float inputs[(MAX_S + MAX_L) * KR_VL], weight[MAX_W * KR_VL], bias[KR_VL] = {0}, out[MAX_L * KR_VL];
   const int W = (int)a->W, L = (int)a->L;
   kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1], a->weight.stride[0]};
   kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]}, to = plane3(&a->out, p->b, p->d, 0);
+  ask_ahead(a, p);
   kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
   if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
   read_inputs(a, p, inputs);

@@ -50,10 +50,9 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   (void)ctx;
-  if (a->M > 8) return "more than 8 rows";
-  if (kr_gemm_products(a) > 1 || kr_has(&a->B2) || a->activation != KRAIT_ACT_NONE) return "several products, a gate or an activation";
-  if (a->A.dtype != KRAIT_F32 || a->A.stride[1] != 1) return "rows of A are not float32 without gaps";
-  if (!kr_is_activation_dtype(a->Bmat.dtype) || (a->Bmat.stride[0] != 1 && a->K > 1)) return "the inputs of an output do not lie side by side";
+  if (a->M > KR_GEMM_MOST_FEW) return "more than 16 rows";
+  if (kr_gemm_products(a) > 1) return "several products";
+  if ((a->Bmat.stride[0] != 1 && a->K > 1) || (kr_has(&a->B2) && a->B2.stride[0] != 1 && a->K > 1)) return "the inputs of an output do not lie side by side";
   return refuse_simd(ctx, args);
 }
 
@@ -63,7 +62,7 @@ static const kr_row rows[] = {
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
-#define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, NULL},
+#define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, kr_gemm_few_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_gemm_##isa, kr_gemm_scratch_##isa},

@@ -49,7 +49,7 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
   a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
   if (!aligned && index % 7 == 1 && !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
-    a->M = kr_case_int(c, 1, 9), a->P = 0;
+    a->M = kr_case_int(c, 1, 17), a->P = 0;
     c->contiguous = 1, c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
     lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
     lay_out(kr_case_give(c, "Bmat"), a->K, a->N, 1);

@@ -19,7 +19,9 @@ kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_bas
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch;
 
 /* The vector rows for few rows of A (gemm_few_simd.c). */
+enum { KR_GEMM_MOST_FEW = 16 };
 kr_row_fn kr_gemm_few_avx512, kr_gemm_few_avx2, kr_gemm_few_neon, kr_gemm_few_scalar;
+kr_scratch_fn kr_gemm_few_scratch_avx512, kr_gemm_few_scratch_avx2, kr_gemm_few_scratch_neon, kr_gemm_few_scratch_scalar;
 
 /* The memory of the vector rows (gemm_simd.c). */
 kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;

@@ -21,7 +21,7 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   return !kr_is_activation_dtype(a->scales.dtype) || a->bias.dtype == KRAIT_F64 ? "no float64" : NULL;
 }
 
-static const char *refuse_few(const krait_ctx *ctx, const void *args) { return ((const krait_gemm_q8_args *)args)->M > 8 ? "more than 8 rows" : refuse_simd(ctx, args); }
+static const char *refuse_few(const krait_ctx *ctx, const void *args) { return ((const krait_gemm_q8_args *)args)->M > KR_GEMM_Q8_MOST_FEW ? "more than 16 rows" : refuse_simd(ctx, args); }
 
 static const kr_row rows[] = {
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few, kr_gemm_q8_few_##isa, NULL},
