@@ -116,6 +116,18 @@ def tokenizers():
                           "model": {"type": "BPE", "vocab": {**letters, "ab": 256, "abc": 257}, "merges": ["a b", ["ab", "c"]]}}).encode() + b"\0It's  abcab <|end|>\n 12 \xc3\xa9"
 
 
+def ggufs():
+    """A few tensors of each type, values of each kind."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import tiny_language_model as tiny
+    common = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "mpt", "tokenizer.ggml.tokens": ["a", "b", "ab", "<|end|>"], "tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.merges": ["a b"],
+              "tokenizer.ggml.eos_token_id": 3, "general.alignment": 32}
+    for kind, shape, type_, n in (("mamba", [4, 32], "Q8_0", 136), ("mamba2", [1, 256], "Q4_K", 144), ("qwen2", [1, 256], "Q6_K", 210)):
+        name = "blk.0.attn_q.weight" if kind == "qwen2" else "blk.0.ssm_in.weight"
+        tensors = [("token_embd.weight", shape, type_, bytes(range(n))), (name, shape, type_, bytes(n)), ("blk.0.ssm_a", [2, 1], "F32", b"\0\0\x80\xbf" * 2), ("blk.0.ssm_conv1d.weight", [2, 4], "F16", bytes(16))]
+        yield tiny.gguf_bytes({"general.architecture": kind, f"{kind}.block_count": 1, f"{kind}.attention.layer_norm_rms_epsilon": 1e-5, "mamba.ssm.dt_b_c_rms": True, **common}, tensors)
+
+
 def tars():
     text = b'Name: x\nVersion: 1.0\nRequires-Python: >=3.9\n'
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
@@ -180,6 +192,7 @@ SEEDS = {
     + [b"\x08" + (ROOT / "src/doctor/doctor.tables").read_bytes()[-40000:], b"\x08" + TABLES, b"\x09" + SITE],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
+    "gguf": list(ggufs()),
     "ldcache": [library_list(b""), library_list(old_list())],
     "lzma": lzma_streams(),
     "ptx": [PTX],
