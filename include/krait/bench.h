@@ -18,7 +18,7 @@ typedef struct krait_op_timing {
   int32_t n_copies;                     /* on a GPU: of the tensors, taken in turn, so that no call finds them in the L2 cache; else 0 */
   int32_t from_graph;                   /* on a GPU: 1, calls recorded into a graph; 0: launched one by one, for want of graphs in the driver */
 } krait_op_timing;
-/* Times an operator on usual values. shape: "B=1,D=1536,L=2048,N=16" over the op's defaults, "last" puts channels innermost; NULL: the
+/* Times an operator on usual values. shape: "B=1,D=1536,L=2048,N=16" over the op's defaults, "last" makes tensors channels-last; NULL: the
  * defaults. dtype: KRAIT_F32, _F16 or _BF16. Runs for about budget_s. On a GPU without the reference. */
 KRAIT_API int32_t krait_op_measure(const krait_ctx *ctx, const char *op, const char *shape, int32_t dtype, double budget_s, int32_t with_reference, krait_op_timing *timing);
 

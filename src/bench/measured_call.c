@@ -9,7 +9,7 @@
 #include "status.h"
 #include "view.h"
 
-enum { DRAWN = 1 << 20, MOST_NAME = 32 }; /* values that are drawn; longer tensors repeat them */
+enum { DRAWN = 1 << 20 }; /* values that are drawn; longer tensors repeat them */
 
 /* ---- sizes ---- */
 

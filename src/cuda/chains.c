@@ -1,5 +1,5 @@
 /* chains.c: one executable graph for each stream and sequence of kernels; every launch sets new parameters first. A graph waits for its
- * own launch before, so streams do not share one, until there are 128: then the one of that length that was used longest ago is given
+ * own launch before, so streams do not share one, until there are 128: then the least recently used one of that length is given
  * another stream and other kernels, which takes 1.4 us a kernel more. While a stream records a graph nothing is done: launches are
  * then recorded one by one. */
 #include "chains.h"

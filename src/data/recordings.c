@@ -182,7 +182,6 @@ void kr_recordings_close(kr_recordings **recordings) {
 }
 
 int64_t kr_recordings_count(const kr_recordings *r) { return r->n; }
-const char *kr_recordings_path(const kr_recordings *r, int64_t i) { return r->items[i].path; }
 const char *kr_recordings_name(const kr_recordings *r, int64_t i) { return r->items[i].name; }
 
 int64_t kr_recordings_n_bad(kr_recordings *r) {

@@ -15,7 +15,6 @@ int32_t kr_recordings_open(const char *source, const char *dir, const char *what
 void kr_recordings_close(kr_recordings **recordings);
 int64_t kr_recordings_count(const kr_recordings *recordings);
 int64_t kr_recordings_n_bad(kr_recordings *recordings); /* found so far */
-const char *kr_recordings_path(const kr_recordings *recordings, int64_t i);
 const char *kr_recordings_name(const kr_recordings *recordings, int64_t i); /* below the source's folder, without extension */
 int64_t kr_recordings_find(const kr_recordings *recordings, const char *name); /* by the name's last part; -1: none */
 

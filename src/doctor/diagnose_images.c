@@ -24,7 +24,7 @@ static int is_own_extension(const doc_file *file) {
 static int is_set(const char *variable) { return *variable && strcmp(variable, "0") != 0; }
 
 typedef struct shape { /* of the images that did not fit */
-  int n, n_arch, n_family, n_newer_minor, n_zstd, n_ptx_blocked, highest_ptx, sm, higher;
+  int n, n_arch, n_family, n_newer_minor, highest_ptx, sm, higher;
 } shape;
 
 static shape shape_of(const doc_file *file, int cc) {

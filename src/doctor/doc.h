@@ -1,152 +1,22 @@
-/* doc.h: everything that one run of the doctor knows: facts about the target, files with their images, packages, findings. */
+/* doc.h: one run of the doctor: facts about the target, and the files, packages, log and findings of the headers below; what its parts give each other. */
 #ifndef KR_DOC_H
 #define KR_DOC_H
 
 #include <krait/doctor.h>
 
 #include "arena.h"
+#include "doc_files.h"
+#include "doc_findings.h"
+#include "doc_log.h"
+#include "doc_packages.h"
 #include "names.h"
 #include "scan.h"
 #include "tables.h"
-
-enum { DOC_KEPT_KERNELS = 6, DOC_MAX_SYMBOLS = 1 << 22 };
 
 typedef struct doc_gpu {
   const char *name, *source;
   int cc; /* 0: unknown */
 } doc_gpu;
-
-typedef struct doc_bodies { /* of one image's kernels, where another image of the container has fuller ones */
-  int sm, n, n_hollow; /* hollow: no more than an exit beside a full body */
-  int full_sm;
-} doc_bodies;
-
-typedef struct doc_container {
-  const char *section;
-  uint64_t offset, bytes;
-  int relocatable, linked;
-  kr_list images;  /* krait_image */
-  kr_list kernels; /* const char *, the first DOC_KEPT_KERNELS */
-  kr_list bodies;  /* doc_bodies: only of images with hollow kernels */
-  int n_hollow;    /* of the image that the device would take */
-  int n_kernels;   /* -1: could not be counted, but there are some */
-  int toolkit;
-  int verdict;     /* for the worst device */
-  const char *listing; /* of its images, where it was asked for; NULL */
-} doc_container;
-
-typedef struct doc_version {
-  const char *file, *version;
-} doc_version;
-
-typedef struct doc_provided { /* the symbol versions that a library defines */
-  const char *path;
-  kr_list versions; /* const char * */
-} doc_provided;
-
-enum { DOC_ABI_UNKNOWN = -1, DOC_ABI_OLD = 0, DOC_ABI_NEW = 1, DOC_ABI_MIXED = 2 };
-
-typedef struct doc_file {
-  const char *path, *name; /* name: the last part */
-  const char *package;     /* normalised; "" unknown */
-  const char *package_version;
-  int kind, machine, bits;
-  int has_relfatbin, has_fatbin, is_torch, is_extension; /* extension: uses torch's C++ names */
-  int is_cuda;             /* GPU code, or needs a CUDA library */
-  uint64_t bytes;
-  const char *sha256;      /* "" when it was not computed */
-  kr_list containers;      /* doc_container */
-  kr_list needed;          /* const char * */
-  kr_list versions;        /* doc_version: symbol versions that it needs */
-  const char *soname, *rpath, *runpath;
-  kr_list undefined;       /* const char *: names of torch */
-  kr_list missing;         /* of these, not exported by the installed torch */
-  int abi, uses_torch_cxx, python_symbols;
-  int toolkit;             /* newest that compiled an image */
-  int verdict, n_judged, n_lost;
-  int in_wheel;
-  size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
-  const char *damage_says;
-  int is_unused;           /* a variant for another CUDA: it is not loaded */
-} doc_file;
-
-typedef struct doc_compiler { /* ptxas or NVRTC that a package brings */
-  const char *path, *package;
-  int cuda, is_nvrtc;
-} doc_compiler;
-
-typedef struct doc_package {
-  const char *name, *version; /* normalised name: flash-attn */
-  const char *dist_info;      /* folder */
-  const char *site;           /* the site-packages folder */
-  kr_list tags, requires;     /* const char * */
-  int by_distribution;        /* Debian and others: the files are theirs */
-  size_t next;                /* of the same name: index + 1; 0 */
-  int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
-} doc_package;
-
-typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a package */
-  const char *path, *package, *version;
-  int targets[64], n_targets; /* GPUs that are named in it */
-  int ptx;                    /* the oldest capability that it has PTX for; 0 */
-  const char *named_at;       /* "setup.py, line 12: …": where the last of them is named; "" */
-  int uses_torch, sets_own;   /* torch's builder; flags of its own, so that torch's builder adds none */
-  const char *variable;       /* NAME_CUDA_ARCHS: what sets the targets; "" */
-  const char *python;         /* Requires-Python; "" */
-  const char *platform;       /* conda: linux-64; "" */
-  kr_list torch_pins;         /* const char *: "torch==2.3.0", of the build or the package */
-} doc_build;
-
-typedef struct doc_need { /* of a library: the files that ask for it, a chain */
-  size_t file, next; /* next: index + 1; 0 */
-} doc_need;
-
-typedef struct doc_owner { /* of an import name that several distributions bring */
-  const kr_row *row;
-  const char *package, *version, *site;
-} doc_owner;
-
-typedef struct doc_finding {
-  const kr_rule *rule;
-  char confidence;
-  int severity;
-  const char *file;   /* "" none */
-  const char *package, *version;
-  int64_t offset;     /* -1: none */
-  const char *says;
-  kr_list evidence, fixes; /* const char * */
-  int from_log, hidden; /* hidden: shown with --all only */
-  int is_named;         /* about the file or package that the log names */
-  int n_also;           /* other files with the same trouble that it stands for */
-} doc_finding;
-
-typedef struct doc_hit { /* a diagnosis that the log's text suggests */
-  const kr_rule *rule;
-  const char *line;
-  const char *near; /* the package named last before it; "" */
-  kr_list keys;     /* const char *: pairs name, value */
-} doc_hit;
-
-typedef struct doc_log {
-  int given;
-  kr_list hits;        /* doc_hit */
-  kr_list names;       /* const char *: packages, modules and .so names that it mentions */
-  kr_list wheels;      /* const char *: wheel file names */
-  kr_list files;       /* const char *: shared libraries with their path */
-  kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
-  const char *symbol;  /* the last undefined symbol; "" */
-  const char *last_frame, *first_error, *last_exception;
-  const char *nvcc;    /* the version that it names; "" */
-  const char *site;    /* its site-packages folder; "" */
-  const char *source;  /* the folder that a library outside of site-packages was built in; "" */
-  const char *owner;   /* the package of its last frame that is not torch's; "" */
-  kr_list versions;    /* const char *: pairs package, version */
-  int is_windows, is_wsl, is_build, is_crash; /* crash: it holds an error */
-  int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
-  int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
-  int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
-  const char *near;    /* while lines are read: the package named last */
-} doc_log;
 
 struct krait_report {
   kr_arena *arena;

@@ -114,15 +114,6 @@ int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, s
   return kr_elf_string(elf, offset, out, cap);
 }
 
-int32_t kr_elf_find(kr_elf *elf, const char *name, kr_section *section) {
-  char text[64];
-  for (uint32_t i = 1; i < elf->n_sections; i++) {
-    KR_TRY(kr_elf_section(elf, i, section));
-    if (kr_elf_section_name(elf, section, text, sizeof text) >= 0 && strcmp(text, name) == 0) return 1;
-  }
-  return 0;
-}
-
 int32_t kr_elf_offset_of(const kr_elf *elf, uint64_t address, uint64_t *offset) {
   for (uint32_t i = 0; i < elf->n_segments; i++) {
     kr_segment s;

@@ -67,7 +67,6 @@ int32_t kr_elf_segment(const kr_elf *elf, uint32_t i, kr_segment *segment);
 /* Copies a NUL-terminated string of at most cap - 1 bytes; longer or unterminated ones are an error. Returns its length. */
 int32_t kr_elf_string(const kr_elf *elf, uint64_t offset, char *out, size_t cap);
 int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, size_t cap);
-int32_t kr_elf_find(kr_elf *elf, const char *name, kr_section *section); /* 1 found, 0 not */
 int32_t kr_elf_offset_of(const kr_elf *elf, uint64_t address, uint64_t *offset); /* through PT_LOAD; 1 or 0 */
 
 int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *dynamic); /* 1 when there is one, 0 for static images */

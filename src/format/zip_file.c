@@ -76,7 +76,6 @@ void kr_zip_close(kr_zip **zip) {
 }
 
 int64_t kr_zip_n(const kr_zip *zip) { return zip_get_num_entries(zip->zip, 0); }
-int64_t kr_zip_find(kr_zip *zip, const char *name) { return zip_name_locate(zip->zip, name, 0); }
 
 static int leaves_the_folder(const char *name) {
   if (*name == '/' || *name == '\\' || (name[0] && name[1] == ':')) return 1;

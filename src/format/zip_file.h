@@ -18,7 +18,6 @@ void kr_zip_close(kr_zip **zip);
 int64_t kr_zip_n(const kr_zip *zip);
 /* KRAIT_ERR_UNSAFE for a member that must not be trusted; the others may still be read. */
 int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member);
-int64_t kr_zip_find(kr_zip *zip, const char *name); /* -1 when absent */
 
 /* A member as a source of forward.h, to be closed before the archive. */
 int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source);

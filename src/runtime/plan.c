@@ -79,7 +79,6 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
   return kr_op_run_row(p->op, p->row, p->ctx, args, p->scratch_bytes);
 }
 
-uint64_t kr_plan_scratch_bytes(const kr_plan *p) { return p->scratch_bytes; }
 const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
 
 /* ---- sizes ---- */

@@ -13,10 +13,9 @@ typedef struct krait_plan kr_plan;
  * is willing; where that one refuses, its sentence. */
 int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *row, kr_plan **plan);
 void kr_plan_close(kr_plan **plan);
-/* addresses: of the tensors of op->sig, in that order; those that are absent are not looked at. scratch: kr_plan_scratch_bytes of it.
+/* addresses: of the tensors of op->sig, in that order; those that are absent are not looked at. scratch: krait_plan_scratch_bytes of it.
  * Addresses that are aligned otherwise, or the same otherwise, take kr_op_run's way: as right, and slower. */
 int32_t kr_plan_run(const kr_plan *plan, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes);
-uint64_t kr_plan_scratch_bytes(const kr_plan *plan);
 const kr_row *kr_plan_row(const kr_plan *plan); /* NULL: through the host */
 
 /* kr_sig_infer for shapes of a caller who may be wrong in any of them (sig.c), and the sizes' limits; a size of -1 is any. The sentence has the shapes

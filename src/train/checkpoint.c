@@ -15,7 +15,7 @@ typedef struct part {
   kr_parameters *parameters;
   float *array;
 } part;
-enum { N_PARTS = 7, MOST_METADATA = 12 };
+enum { N_PARTS = 7 };
 
 static void list_parts(kr_trainer *t, part *parts) {
   kr_parameters *g = kr_trainer_generator(t), *d = kr_trainer_discriminator(t);

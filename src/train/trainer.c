@@ -50,7 +50,6 @@ struct kr_trainer {
 
 kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
 kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
-int64_t kr_trainer_steps(const kr_trainer *t) { return t->n_steps; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
 uint64_t kr_trainer_bytes(const kr_trainer *t) {

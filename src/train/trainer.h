@@ -49,7 +49,6 @@ float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reac
 float *kr_trainer_v(kr_trainer *t, int norm);
 int32_t kr_trainer_push(kr_trainer *t);
 int32_t kr_trainer_pull(kr_trainer *t);
-int64_t kr_trainer_steps(const kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
 uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */

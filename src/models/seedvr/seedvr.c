@@ -52,7 +52,7 @@ typedef struct sample {
   float timestep;
 } sample;
 
-/* Patches' values side by side, row by row, channels innermost; which is also how they come out. */
+/* Patches' values side by side, row by row, channels-last; which is also how they come out. */
 static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents, int is_back) {
   const int64_t ph = c->patch[1], pw = c->patch[2], H = size[1] / ph, W = size[2] / pw;
   for (int64_t i = 0; i < size[0] * H * W; i++)

@@ -1,7 +1,7 @@
 /* causal_conv1d.cu: the short causal convolution forward and its last inputs (causal_conv1d_ref.c has the equation).
  *   kr_conv_rows   a thread makes four steps of one row of any length, alignment and stride. W up to 4
  *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one, for short calls
- *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on their way. W up to 4
+ *   kr_conv_last   channels-last: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on their way. W up to 4
  *   kr_conv_last_ring  the same for runs of any length, of which the next steps are always on their way past the registers
  *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs

@@ -5,7 +5,7 @@
  *   kr_conv_bwd_fours  the same where rows of 16-bit types are whole groups of four steps
  *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel are a block, which adds up
  *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the registers
- *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has more of them on their way
+ *   kr_conv_bwd_last   channels-last: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has more of them on their way
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
  *   kr_conv_bwd_sum   adds the parts of a channel
  *   kr_conv_bwd_initial  gradient of the inputs before the start

@@ -27,7 +27,7 @@ static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args
 /* Runs of so many steps of 128 channels each. */
 static int64_t runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) { return a->B * (a->L / steps) * ((a->D + 127) / 128); }
 
-/* Steps of a run where channels are innermost: many where there are plenty, since each run computes three steps of the next one too. */
+/* Steps of a run where tensors are channels-last: many where there are plenty, since each run computes three steps of the next one too. */
 static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   int32_t steps = FEW_STEPS;
   while (steps < MOST_STEPS && runs_of(a, 2 * steps) >= ENOUGH_RUNS) steps *= 2;

@@ -23,7 +23,7 @@ KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
   for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
 }
 
-/* Four elements as stored: along time, or along channels where those are innermost. */
+/* Four elements as stored: along time, or along channels where the tensor is channels-last. */
 #if KR_DTYPE == 0
 typedef kr_raw16 quad;
 #else

@@ -1,6 +1,6 @@
 /* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C per time
  * step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T lanes of four.
- * _any, for N to 16: such rows, but of any length, that begin anywhere (whole.cuh).
+ * _any, for N to 16: unaligned rows, of any length (whole.cuh).
  *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
  *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
  *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps

@@ -1,7 +1,7 @@
 /* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says which; its
  * sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
  *   kr_scan_whole_back_t{4,8,16}   one chunk per block, from the gradient of its last state
- *   kr_scan_whole_back_any         the same for N to 16 and rows that begin anywhere (whole.cuh)
+ *   kr_scan_whole_back_any         the same for N to 16 and unaligned rows (whole.cuh)
  * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So of four steps
  * a thread keeps the states before them and the decays of the first two (the last one is at hand, one is computed again), takes y
  * and dC on the way forward, where the states after them are at hand, and leaves what only tiles need in shared memory: a
