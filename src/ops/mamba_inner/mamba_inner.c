@@ -39,11 +39,15 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_ref, kr_mamba_inner_ref_scratch},
 };
 
 static const kr_row bwd_rows[] = {
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_ref, kr_mamba_inner_bwd_ref_scratch},
 };
