@@ -150,8 +150,8 @@ static int bench_primeknet(const settings *given) {
 
 static int bench_generate(const settings *s) {
   kr_bench_generate b = {.model = s->sizes ? s->sizes : "mamba-130m", .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json, .by_kernel = s->by_kernel, .narrow_states = s->narrow_states};
-  const int is_q8 = s->dtype && strcmp(s->dtype, "q8_0") == 0, exit_status = is_q8 ? -1 : kr_bench_dtype(s->dtype, &b.dtype);
-  if (is_q8) b.dtype = KRAIT_I32;
+  const int is_q8 = s->dtype && strcmp(s->dtype, "q8_0") == 0, is_q4k = s->dtype && strcmp(s->dtype, "q4_k") == 0, exit_status = is_q8 || is_q4k ? -1 : kr_bench_dtype(s->dtype, &b.dtype);
+  if (is_q8 || is_q4k) b.dtype = is_q8 ? KRAIT_I32 : KRAIT_U8;
   return exit_status >= 0 ? exit_status : kr_bench_generate_run(&s->run, &b);
 }
 
@@ -181,7 +181,7 @@ int cmd_bench(int argc, char **argv) {
       KR_SWITCH("narrow-states", 0, &s.narrow_states, "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
       KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), the calls of a training step or of SeedVR's blocks, or the kinds of calls of a prompt and a step of generate"),
       KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
-      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0"),
+      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
       KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
       KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
       KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),

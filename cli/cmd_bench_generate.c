@@ -18,7 +18,7 @@ static int print_json(const krait_ctx *ctx, const kr_bench_generate *b, const kr
 
 static int print_text(const kr_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
   const double bytes_per_s = (double)t->token_bytes / t->step_s;
-  printf("generate: random weights of %s, %s, %lld sequence%s\n", b->model, b->dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(b->dtype), (long long)b->batch, b->batch == 1 ? "" : "s");
+  printf("generate: random weights of %s, %s, %lld sequence%s\n", b->model, b->dtype == KRAIT_I32 ? "q8_0" : b->dtype == KRAIT_U8 ? "q4_k" : krait_dtype_name(b->dtype), (long long)b->batch, b->batch == 1 ? "" : "s");
   printf("  prompt of %-6lld %9.3f ms   %10.0f tokens/s\n", (long long)b->n_prompt, t->prompt_s * 1e3, (double)b->n_prompt / t->prompt_s);
   printf("  a token          %9.3f ms   %10.0f tokens/s, with the likeliest on the host\n", t->token_s * 1e3, (double)b->batch / t->token_s);
   printf("  a step           %9.3f ms   %10.2f GB/s of weights, %.1f %% of a copy's %.2f\n", t->step_s * 1e3, bytes_per_s * 1e-9, 100 * bytes_per_s / l->copy_bytes_per_s, l->copy_bytes_per_s * 1e-9);

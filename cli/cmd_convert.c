@@ -14,7 +14,7 @@ int cmd_convert(int argc, char **argv) {
       KR_SWITCH("force", 'f', &force, "replace OUT.safetensors where it exists"),
       KR_TEXT("config", 0, "YAML", &config, "the model's configuration: plain, conf/model/NAME.yaml or a run's .hydra/config.yaml"),
       KR_TEXT("set", 0, "K=V,...", &overrides, "single values that win over --config and the file's metadata; model=NAME names the model"),
-      KR_TEXT("quantize", 0, "FORMAT", &quantize, "of a language model (IN may be its folder): large matrices in 8 bits a weight, q8_0"),
+      KR_TEXT("quantize", 0, "FORMAT", &quantize, "of a language model (IN may be its folder): large matrices in 8 bits a weight, q8_0, or 4, q4_k"),
   };
   const kr_verb verb = {"convert", "IN OUT.safetensors",
                         "Writes the tensors of a safetensors file or of what torch.save wrote (best.th, checkpoint.th, *.pt) as safetensors, with the "

@@ -18,7 +18,7 @@
 typedef struct settings {
   const char *prompt, *file, *save, *load, *tokenizer;
   kr_telling telling;
-  int chat, as_json, force;
+  int chat, as_json, force, narrow_states;
   kr_run run;
 } settings;
 
@@ -43,6 +43,7 @@ static int tell_stories(const settings *s, krait_lm *lm, kr_story *stories, int 
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
   r->read_s = kr_now_s();
+  if (s->save) kr_let_interrupt_ask(); /* what was said until then is kept */
   const int exit_status = kr_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
   r->end_s = kr_now_s();
   return exit_status;
@@ -82,7 +83,7 @@ static int print_results(const settings *s, const kr_story *stories, int n, cons
     else if (s->file) print_line(stories[i].text ? stories[i].text : "");
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json) print_rates(stories, n, r);
+  if (!s->as_json && !kr_is_asked_to_stop()) print_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 
@@ -92,11 +93,15 @@ static int run_model(const settings *s, const char *path, kr_story *stories, int
   rates r = {0};
   int exit_status = kr_run_open_ctx("generate", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const krait_lm_options options = {.size = sizeof options, .n_sessions = n, .path = path, .tokenizer_path = s->tokenizer};
+  const krait_lm_options options = {.size = sizeof options, .n_sessions = n, .path = path, .tokenizer_path = s->tokenizer, .narrow_states = s->narrow_states};
   int32_t status = krait_lm_open(ctx, &options, &lm);
   exit_status = status < 0 ? kr_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
   if (exit_status < 0) exit_status = print_results(s, stories, n, &r);
   if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0) exit_status = kr_report("generate", status);
+  if (exit_status == 0 && kr_is_asked_to_stop()) {
+    fprintf(kr_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
+    exit_status = 130;
+  }
   for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);
   krait_lm_close(&lm);
   krait_ctx_close(&ctx);
@@ -157,13 +162,14 @@ int cmd_generate(int argc, char **argv) {
       KR_TEXT("save-state", 0, "FILE", &s.save, "keep what was read and generated: a file whose size does not depend on the text's"),
       KR_TEXT("load-state", 0, "FILE", &s.load, "go on from such a file; -p then comes behind it"),
       KR_SWITCH("force", 'f', &s.force, "replace the file of --save-state where it exists"),
-      KR_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      KR_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights, or in the GGUF file)"),
+      KR_SWITCH("narrow-states", 0, &s.narrow_states, "on a GPU: Mamba's states in the weights' type, as mamba-ssm keeps them, not in float32"),
       KR_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt, when all are done"),
       KR_RUN_OPTIONS(&s.run),
   };
   const kr_verb verb = {"generate", "MODEL [-]",
                         "Goes on with a text: tokens appear as they are made, rates on standard error. MODEL is a folder with config.json, weights (safetensors, in one file or several, or "
-                        "pytorch_model.bin) and tokenizer.json, or a weights file beside the other two; Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
+                        "pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a GGUF file; Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
                         options, KR_N(options), 1, 2};
   int exit_status = kr_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_settings(&s, argv + first, argc - first);

@@ -15,9 +15,10 @@
 
 static char line[96];
 static int err_fd = STDERR_FILENO;
-static volatile sig_atomic_t is_stopped;
+static volatile sig_atomic_t is_stopped, is_asked;
 
 int kr_is_stopped(void) { return is_stopped; }
+int kr_is_asked_to_stop(void) { return is_asked; }
 
 /* Standard error may be a pipe that nobody reads: the process must end all the same. */
 static void tell(const char *text) {
@@ -31,6 +32,19 @@ static void stop(int number) {
   if (kr_progress_is_shown()) tell("\r\033[K");
   tell(line);
   _exit(128 + number);
+}
+
+static void ask(int number) {
+  struct sigaction action = {.sa_handler = stop};
+  is_asked = 1;
+  sigfillset(&action.sa_mask);
+  sigaction(number, &action, NULL);
+}
+
+void kr_let_interrupt_ask(void) {
+  struct sigaction action = {.sa_handler = ask}, previous;
+  sigfillset(&action.sa_mask);
+  if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler == stop) sigaction(SIGINT, &action, NULL);
 }
 
 void kr_catch_signals(const char *verb) {

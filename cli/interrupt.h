@@ -6,6 +6,9 @@
  * in one line and ends the process with 128 + the signal's number. SIGPIPE and SIGXFSZ are ignored: a reader that goes away and a file that may
  * not grow are write errors, which clean up too. */
 void kr_catch_signals(const char *verb);
+/* From here on the first Ctrl-C only asks: kr_is_asked_to_stop is then 1. The next one ends the process as above. */
+void kr_let_interrupt_ask(void);
+int kr_is_asked_to_stop(void);
 int kr_is_stopped(void); /* such a signal has come: other threads keep silent until the process is gone */
 
 #endif

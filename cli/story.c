@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "interrupt.h"
 #include "say.h"
 
 krait_lm_sampling kr_telling_sampling(const kr_telling *t) {
@@ -119,10 +120,12 @@ static int is_any_open(const kr_story *stories, int n) {
 
 int kr_stories_tell(const char *verb, const kr_telling *t, kr_story *stories, int n, int is_shown, double *first_s) {
   *first_s = kr_now_s();
-  for (int k = 0; is_any_open(stories, n); k++) {
+  for (int k = 0; is_any_open(stories, n) && !kr_is_asked_to_stop(); k++) {
     const int exit_status = step(verb, t, stories, n, is_shown);
     if (exit_status >= 0) return exit_status;
     if (k == 0) *first_s = kr_now_s();
   }
+  for (int i = 0; i < n; i++)
+    if (!stories[i].reason) stories[i].reason = "interrupted";
   return -1;
 }

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """bench_ssd.py LIBKRAIT.SO [--tiers hopper,ampere,base] [--peers PEERS.json] [--sweep] [--kernels]: the SSD of Mamba 2 and its gradient on a GPU.
 Each tier is first checked against the equation as one matrix per head, in float64; then times, medians of triton.testing.do_bench in ms, beside
-what the peer took for the same shape where a file says so. --kernels: what each kernel of a call takes; --sweep: 108 shapes more."""
+what the peer took for the same shape where a file says so. --kernels: what each kernel of a call takes; --sweep: 118 shapes more, of kinds of
+which Triton compiles few; --triton FOLDER: mamba_ssm's Triton kernels from there in the same run (FOLDER/mamba_ssm/ops/triton), shapes slower than
+them told at the end. --share K/N: of the shapes every Nth from K on. --warm K/N: only compile Triton's kernels: of each kernel's configurations
+every Nth, so that N processes fill the cache of the run that follows; --plain: without D."""
 import argparse
 import ctypes as ct
 import itertools
 import json
 import pathlib
 import sys
+import time
 
 import torch
 import triton
@@ -143,10 +147,38 @@ def kernels(call):
     return " ".join("%s %.3f" % (e.key, e.device_time_total / 3000) for e in profile.key_averages())
 
 
-def measure(lib, caps, shape, peers, options):
+def peer_calls(combined, t, dout):
+    """Triton's forward call and its gradient, chunks of 256 as upstream's module has them."""
+    first, rest = [t[k] for k in ("x", "dt", "A", "Bmat", "Cmat")], dict(D=t.get("Dvec"), dt_bias=t["dt_bias"], dt_softplus=True)
+    out = combined._mamba_chunk_scan_combined_fwd(*first, 256, **rest)[0]
+    return (lambda: combined._mamba_chunk_scan_combined_fwd(*first, 256, **rest), lambda: combined._mamba_chunk_scan_combined_bwd(dout, *first, out, 256, **rest))
+
+
+def load_peer(folder, share):
+    """mamba_ssm.ops.triton.ssd_combined; share (k, n): of each kernel's configurations every nth."""
+    sys.path.insert(0, folder)
+    from mamba_ssm.ops.triton import ssd_combined
+    for module in [m for name, m in sys.modules.items() if name.startswith("mamba_ssm.ops.triton.")] if share else ():
+        for kernel in vars(module).values():
+            if isinstance(kernel, triton.runtime.Autotuner):
+                kernel.configs = kernel.configs[share[0]::share[1]] or kernel.configs[:1]
+    return ssd_combined
+
+
+def sweep_shapes():
+    """Two kinds of heads, for which Triton chooses configurations anew; B of 1 and lengths that are no multiples of 16 it compiles anew."""
+    return [(b, length, h, 64, n) for n, (b, length), h in itertools.product(
+        (128, 64), ((1, 512), (1, 2048), (1, 4096), (1, 16384), (1, 65536), (2, 512), (4, 1024), (8, 2048), (16, 512), (64, 256), (2, 100), (2, 1000), (4, 3137), (8, 1500), (16, 99)),
+        (8, 24, 48, 80)) if b * length * h <= 1 << 22]
+
+
+def measure(lib, caps, shape, peers, options, combined, slower):
     t = inputs(*shape)
-    name, calls = "ssd B%d L%d H%d P%d N%d" % shape, {"ssd": results(t), "ssd_bwd": {"dout": torch.randn_like(t["x"]), **gradients(t)}}
-    line = []
+    if options.plain:
+        del t["Dvec"]
+    dout = torch.randn_like(t["x"])
+    name, calls = "ssd B%d L%d H%d P%d N%d" % shape, {"ssd": results(t), "ssd_bwd": {"dout": dout, **gradients(t)}}
+    line, others_ms = [], [median(call) for call in peer_calls(combined, t, dout)] if combined else []
     for i, (op, others) in enumerate(calls.items()):
         if op == "ssd_bwd" and options.forward_only:
             continue
@@ -156,7 +188,9 @@ def measure(lib, caps, shape, peers, options):
         except RuntimeError as e:
             line.append("%s: %s" % (op, str(e)[:90]))
             continue
-        peer = peers.get(name + " bf16", [None, None])[i]
+        peer = others_ms[i] if combined else peers.get(name + " bf16", [None, None])[i]
+        if peer and ms > peer:
+            slower.append("%s %s %.3f (%.3f)" % (name, op, ms, peer))
         line.append("%.3f" % ms + (" (peer %.3f)" % peer if peer else ""))
         if options.kernels:
             line.append("[" + kernels(call) + "]")
@@ -171,9 +205,20 @@ def main():
     parser.add_argument("--tiers", default="hopper,ampere")
     parser.add_argument("--peers")
     parser.add_argument("--n-shapes", type=int, default=len(SHAPES))
-    for flag in ("--sweep", "--kernels", "--no-check", "--forward-only"):
+    parser.add_argument("--triton")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no other shape is begun")
+    for flag in ("--share", "--warm"):
+        parser.add_argument(flag, type=lambda s: tuple(map(int, s.split("/"))))
+    for flag in ("--sweep", "--kernels", "--no-check", "--forward-only", "--plain"):
         parser.add_argument(flag, action="store_true")
-    options = parser.parse_args()
+    options, start, slower = parser.parse_args(), time.monotonic(), []
+    combined = load_peer(options.triton, options.warm) if options.triton else None
+    if options.warm:
+        for n in (128, 64):
+            t = inputs(2, 512, 8, 64, n)
+            for call in peer_calls(combined, t, torch.randn_like(t["x"])):
+                call()
+        return
     lib = ct.CDLL(str(pathlib.Path(options.library).resolve()))
     lib.krait_error_detail.restype = ct.c_char_p
     peers = json.loads(pathlib.Path(options.peers).read_text())["ssd (mamba-ssm 2.3.2 Triton), fwd, bwd"] if options.peers else {}
@@ -184,10 +229,15 @@ def main():
             check(lib, CAPS[tier])
         shapes = SHAPES[:options.n_shapes]
         if options.sweep:
-            shapes = shapes + [(b, length, h, p, n) for b, length, (h, p, n) in itertools.product(
-                (1, 4, 16), (100, 512, 2048, 3137, 8192, 16384), ((24, 64, 128), (64, 64, 64), (80, 64, 128), (32, 128, 128), (48, 32, 64), (128, 64, 16)))]
-        for shape in shapes:
-            measure(lib, CAPS[tier], shape, peers, options)
+            shapes = shapes + sweep_shapes()
+        k, n = options.share or (0, 1)
+        for i, shape in enumerate(shapes[k::n]):
+            if time.monotonic() - start > options.budget:
+                print("  out of time: %d of %d shapes" % (i, len(shapes[k::n])))
+                break
+            measure(lib, CAPS[tier], shape, peers, options, combined, slower)
+    print("slower than the peer: %s" % ("; ".join(slower) or "none"))
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

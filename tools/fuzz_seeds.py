@@ -3,6 +3,7 @@ import bz2
 import gzip
 import io
 import json
+import lzma
 import pathlib
 import struct
 import sys
@@ -13,6 +14,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 YAML = [b"model:\n  model_lib: primeknet_mamba\n  param:\n    fft_len: 400\n    causal: True\n    freq_block_kernel:\n    - 3\n    - 11\n",
         b'{"model": "x", "config": {"a": [1, 2.5e3, null, "\\u00e9"], "b": {}}}', b"a: 'x'\nb: |\n  text\nc: &x {d: *x}\n"]
+
+
+def device_code_tool():
+    sys.path.insert(0, str(ROOT / "tools"))
+    import device_code as tool
+    return tool
 
 
 def torch_files():
@@ -85,6 +92,17 @@ def zips():
         yield out.getvalue()
 
 
+def lzma_streams():
+    for data in (b"abcabcabcabcabd" * 9, bytes(3000), (ROOT / "ROOMS").read_bytes()):
+        yield struct.pack("<H", len(data)) + lzma.compress(data, format=lzma.FORMAT_RAW, filters=device_code_tool().FILTERS)
+
+
+def packed_texts():
+    yield struct.pack("<H", len(PTX)) + device_code_tool().packed_text(PTX)
+    numbered = b"{\n.reg .b32 %r<4>;\nmov.u32 %r1,%r300;\n$L__BB0_1:\nbra $L__BB0_1;\n@%p1 bra $L__BB0_100;\n}\n"
+    yield struct.pack("<H", len(numbered)) + device_code_tool().packed_text(numbered)
+
+
 def tokenizers():
     """Every byte as a token, a few merges and added tokens; the two ways to cut; a text behind it."""
     letters, more = {}, 256
@@ -97,6 +115,18 @@ def tokenizers():
     for pre in ({"type": "ByteLevel", "add_prefix_space": False}, {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]}):
         yield json.dumps({"normalizer": None, "pre_tokenizer": pre, "added_tokens": [{"id": 300, "content": "<|end|>", "special": True}, {"id": 301, "content": "  "}],
                           "model": {"type": "BPE", "vocab": {**letters, "ab": 256, "abc": 257}, "merges": ["a b", ["ab", "c"]]}}).encode() + b"\0It's  abcab <|end|>\n 12 \xc3\xa9"
+
+
+def ggufs():
+    """A few tensors of each type, values of each kind."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import tiny_language_model as tiny
+    common = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "mpt", "tokenizer.ggml.tokens": ["a", "b", "ab", "<|end|>"], "tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.merges": ["a b"],
+              "tokenizer.ggml.eos_token_id": 3, "general.alignment": 32}
+    for kind, shape, type_, n in (("mamba", [4, 32], "Q8_0", 136), ("mamba2", [1, 256], "Q4_K", 144), ("qwen2", [1, 256], "Q6_K", 210)):
+        name = "blk.0.attn_q.weight" if kind == "qwen2" else "blk.0.ssm_in.weight"
+        tensors = [("token_embd.weight", shape, type_, bytes(range(n))), (name, shape, type_, bytes(n)), ("blk.0.ssm_a", [2, 1], "F32", b"\0\0\x80\xbf" * 2), ("blk.0.ssm_conv1d.weight", [2, 4], "F16", bytes(16))]
+        yield tiny.gguf_bytes({"general.architecture": kind, f"{kind}.block_count": 1, f"{kind}.attention.layer_norm_rms_epsilon": 1e-5, "mamba.ssm.dt_b_c_rms": True, **common}, tensors)
 
 
 def tars():
@@ -164,8 +194,11 @@ SEEDS = {
     + [b"\x08" + (ROOT / "src/doctor/doctor.tables").read_bytes()[-40000:], b"\x08" + TABLES, b"\x09" + SITE],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
+    "gguf": list(ggufs()),
     "ldcache": [library_list(b""), library_list(old_list())],
+    "lzma": lzma_streams(),
     "ptx": [PTX],
+    "ptx_text": packed_texts(),
     "config": YAML + [b"a=1,l=[3, 11],causal=true,model=primeknet_gru,s=\"x,y\""],
     "model": model_seeds(),
     "pickle": pickles(),

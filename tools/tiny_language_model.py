@@ -188,6 +188,72 @@ def make(folder, kind="mamba1", dtype="f32", shards=1, seed=1):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
+# ---- GGUF ----
+GGML = {"F32": 0, "F16": 1, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+GGUF_NAMES = {"mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt", "mixer.dt_bias": "ssm_dt.bias", "mixer.A_log": "ssm_a", "mixer.D": "ssm_d", "mixer.norm": "ssm_norm",
+              "mixer.out_proj": "ssm_out", "norm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+              "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+
+
+def gguf_name(name):
+    """As llama.cpp calls what Hugging Face's files call `name`."""
+    if ".layers." not in name:
+        return {"embeddings": "token_embd", "embed_tokens": "token_embd", "norm_f": "output_norm", "norm": "output_norm", "lm_head": "output"}[name.split(".")[-2]] + ".weight"
+    layer, own = name.split(".layers.")[1].split(".", 1)
+    stem, dot, end = own.rpartition(".")
+    return f"blk.{layer}." + (f"{GGUF_NAMES[stem]}.{end}" if stem in GGUF_NAMES else GGUF_NAMES[own])
+
+
+def gguf_text(text):
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def gguf_value(value):
+    """Its type and its bytes; lists are of texts or of whole numbers."""
+    if isinstance(value, list):
+        kind, parts = (8, map(gguf_text, value)) if isinstance(value[0], str) else (5, (struct.pack("<i", v) for v in value))
+        return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(parts)
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, (str, bytes)):
+        return struct.pack("<I", 8) + gguf_text(value)
+    return struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
+
+
+def gguf_bytes(values, tensors, alignment=32):
+    """tensors: name, sizes (outermost first), type, bytes."""
+    head, infos, data = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(values)), b"", b""
+    for key, value in values.items():
+        head += gguf_text(key) + gguf_value(value)
+    for name, shape, kind, blob in tensors:
+        data += bytes(-len(data) % alignment)
+        infos += gguf_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), GGML.get(kind, kind), len(data))
+        data += blob
+    head += infos
+    return head + bytes(-len(head) % alignment) + data
+
+
+def write_gguf(path, values, tensors):
+    pathlib.Path(path).write_bytes(gguf_bytes(values, tensors))
+
+
+def gguf_values(folder):
+    """What the files beside the weights say, by GGUF's keys."""
+    config, tokens = (json.loads((pathlib.Path(folder) / f"{n}.json").read_text()) for n in ("config", "tokenizer"))
+    kind = {"falcon_mamba": "mamba"}.get(config["model_type"], config["model_type"])
+    keys = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+            "state_size": "ssm.state_size", "conv_kernel": "ssm.conv_kernel", "time_step_rank": "ssm.time_step_rank", "n_groups": "ssm.group_count", "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+            "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base"}
+    values = {"general.architecture": kind, **{f"{kind}.{keys[k]}": v for k, v in config.items() if k in keys}}
+    if config["model_type"] == "falcon_mamba":
+        values["mamba.ssm.dt_b_c_rms"] = True
+    words = {i: t for t, i in tokens["model"]["vocab"].items()} | {t["id"]: t["content"] for t in tokens["added_tokens"]}
+    special = {t["id"] for t in tokens["added_tokens"]}
+    return values | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "mpt", "tokenizer.ggml.tokens": [words[i] for i in range(len(words))], "tokenizer.ggml.token_type": [3 if i in special else 1 for i in range(len(words))],
+                     "tokenizer.ggml.merges": tokens["model"]["merges"], "tokenizer.ggml.eos_token_id": config["eos_token_id"]}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")

@@ -23,8 +23,10 @@ typedef struct krait_lm_session krait_lm_session;
 typedef struct krait_lm_options {
   uint32_t size;
   int32_t n_sessions;         /* that may be open at once; 0: one */
-  const char *path;           /* a model's folder, or a weights file with config.json beside it */
-  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights */
+  const char *path;           /* a model's folder, a weights file with config.json beside it, or a GGUF file */
+  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights, or in the GGUF file */
+  int32_t narrow_states;      /* 1: Mamba's states in the type of the weights where that is what a GPU computes in, not in float32: half the memory, less exact */
+  int32_t reserved;
 } krait_lm_options;
 
 /* The next token: of the likeliest top_k, then (temperature divides the logits) of the fewest whose probability reaches top_p, and of those at least
@@ -67,8 +69,8 @@ typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total)
 /* Of a text of two tokens at least: the sum of -ln p of every token but the first, and how many those are. The session begins anew. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 
-/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of 32 with a scale); what moves the states is
- * float32. config.json and tokenizer.json must then lie beside the new file, too. */
+/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of 32 with a scale) or 4 (format "q4_k": super-blocks
+ * of 256; the output matrix, and what makes Mamba's steps, have 8, as have matrices whose rows are no multiple of 256); what moves the states is float32. config.json and tokenizer.json must then lie beside the new file, too. */
 KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format);
 
 /* Random weights of a published model's sizes, for krait bench generate. */
@@ -84,7 +86,7 @@ typedef struct krait_lm_timing {
 typedef void (*krait_lm_kind_fn)(void *user, const char *run, const char *name, const char *op, const char *row, int64_t n_calls, double seconds);
 /* What the prompt's run and a step are made of: calls of one name and row, how many, and what all of them take in a row. */
 KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user);
-/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, or KRAIT_I32 for Mamba's models in q8_0. */
+/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also KRAIT_I32 (q8_0) and KRAIT_U8 (q4_k). */
 KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
 
 #ifdef __cplusplus

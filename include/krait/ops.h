@@ -797,6 +797,20 @@ typedef struct krait_gemm_q8_args {
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
+/* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: weights of 4 bits in super-blocks of 256 inputs, of 36 words each (q4_K): two float16 d and e, eight
+ * scales s and minima t of 6 bits, each of 32 inputs, and 256 q of 4 bits; w = d s q - e t. gemm_q4k_ref.c has the places of the bits. */
+typedef struct krait_gemm_q4k_args {
+  krait_call call;
+  int64_t M, N, S;      /* rows, outputs, super-blocks of 256 inputs */
+  krait_view A;         /* (M,256S) activation type */
+  krait_view words;     /* (N,36S) int32 */
+  krait_view bias;      /* (N) any float type, or absent */
+  krait_view out;       /* (M,N) any activation type */
+} krait_gemm_q4k_args;
+
+KRAIT_API int32_t krait_gemm_q4k(const krait_ctx *ctx, const krait_gemm_q4k_args *args);
+KRAIT_API int32_t krait_gemm_q4k_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q4k_args *args, uint64_t *bytes);
+
 /* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose states move on. A layer, with h = x at first:
  *   n = norm_weight h / sqrt(mean(h h) + eps);  (x, z) = in_proj n, of Mamba-2 (z, x, B, C, dt) = in_proj n
  *   what the convolution takes (x, of Mamba-2 x, B and C) becomes silu(conv(.) + conv_bias), its last W - 1 inputs stay in conv_state

@@ -20,6 +20,16 @@ KRAIT_API int32_t krait_plan_run(const krait_plan *plan, void *const *addresses,
 KRAIT_API uint64_t krait_plan_scratch_bytes(const krait_plan *plan);
 KRAIT_API const char *krait_plan_row_name(const krait_plan *plan);
 
+/* The shape of a tensor that an args struct has a view of. A size of -1: any, for instance of an axis whose stride is 0. */
+typedef struct krait_shape {
+  uint32_t view;  /* where that krait_view lies in the struct, in bytes */
+  int32_t n_dims;
+  int64_t size[4];
+} krait_shape;
+/* Writes what the shapes of a call's tensors say about its sizes into args, whose flags, fields and types of views are set; a size that no shape says stays
+ * as it was given. Addresses are not looked at: a tensor with a shape counts as given. Where shapes do not fit: a sentence with those that all tensors must have. */
+KRAIT_API int32_t krait_args_sizes(const char *op, void *args, const krait_shape *shapes, int32_t n_shapes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -71,7 +71,7 @@ def _package_files():
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 files.append((os.path.relpath(path, _HERE).replace(os.sep, "/"), _read(path)))
-    for name in ("krait.h", "ops.h", "blocks.h", "model.h"):
+    for name in ("krait.h", "ops.h", "blocks.h", "plan.h", "model.h"):
         files.append(("krait/include/krait/" + name, _read(os.path.join(_ROOT, "include", "krait", name))))
     return files
 

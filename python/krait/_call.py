@@ -7,6 +7,7 @@ one that comes again needs only its tensors' addresses."""
 import functools
 import mmap
 import os
+import re
 import struct
 import threading
 from array import array
@@ -21,6 +22,7 @@ _VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack fo
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
 _MOST_KNOWN = 1024              # signatures that an operator keeps
+ANY = -1                        # of an axis that may be missing: as long as others make it
 _MOST_FOLLOWERS = 32            # calls that a call keeps: those that its tensors' signature decides nearly
 _LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has asked for it
@@ -37,7 +39,7 @@ DTYPES = _Dtypes({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.f
                   torch.int64: 5, torch.complex64: 6})
 
 
-def _packers_without(axis, n_dims):
+def _packers_without(axis, n_dims, _=1):
     """As _VIEW_PACKERS, for a view of n_dims dimensions whose tensor may lack `axis`, of size one."""
     packers = list(_VIEW_PACKERS)
     packers[n_dims - 1] = struct.Struct(_VIEW % ("q" * axis + "8x" + "q" * (n_dims - 1 - axis) + "%dx" % (32 - 8 * n_dims))).pack
@@ -200,11 +202,11 @@ def _generate(fields, args_bytes, names, axes):
 
 
 class Operator:
-    """krait_<name>. `views` names the views of its args struct in the order in which a call's tensors come, others are absent;
-    `axes` says which may come without an axis of size one: view=(axis, dimensions of the view)."""
+    """krait_<name>. `views` names the views of its args struct in the order in which a call's tensors come, inputs first, others are absent;
+    `axes` says which may come without an axis: view=(axis, dimensions of the view), of size one, or with ANY as third of any size."""
 
     def __init__(self, name, views, **axes):
-        self.name, self.known = name, {}
+        self.name, self.known, self._known_sizes = name, {}, {}
         self._views, self._axes = views.split(), axes
 
     def __getattr__(self, attribute):
@@ -227,7 +229,47 @@ class Operator:
         self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self._views]
         self.scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % self.name))
         self.invoke = ffi.cast(as_bytes % "", _load.function("krait_" + self.name))
+        self._size_names = [name for name, code in fields if code == "q"]
+        self._ctype, self._sizes_of = ctype, _load.function("krait_args_sizes")
         self.pack = values["pack"]
+
+    def sizes(self, tensors, flags=0, **numbers):
+        """The size fields that the tensors' shapes make, by the operator's own signature; numbers: those that they may leave open. Complains
+        with a sentence about all shapes where one does not fit. Outputs, which come last, need not be there."""
+        self.pack  # the library
+        key = (flags, *numbers.items(), *[None if t is None else (t.shape, t.dtype) for t in tensors])
+        known = self._known_sizes.get(key)
+        if known is None:
+            if len(self._known_sizes) >= _MOST_KNOWN:
+                self._known_sizes.clear()
+            known = self._known_sizes[key] = self._find_sizes(tensors, flags, numbers)
+        return known
+
+    def _find_sizes(self, tensors, flags, numbers):
+        ffi, rows = _load.ffi(), []
+        args = ffi.new(ffi.getctype(self._ctype, "*"))
+        args.call.flags = flags
+        for name, number in numbers.items():
+            setattr(args, name, number)
+        for name, t in zip(self._views, tensors):
+            if t is not None:
+                shape, (axis, n_dims, missing) = list(t.shape), (*self._axes.get(name, (0, 0)), 1)[:3]
+                if len(shape) == n_dims - 1:
+                    shape.insert(axis, missing)
+                getattr(args, name).dtype = DTYPES[t.dtype]
+                rows.append((ffi.offsetof(self._ctype, name), len(shape), shape[:4]))
+        status = self._sizes_of(self.name.encode(), args, ffi.new("krait_shape[]", rows), len(rows))
+        if status < 0:
+            self._refuse(status)
+        return {name: getattr(args, name) for name in self._size_names}
+
+    @staticmethod
+    def _refuse(status):
+        """As the library says it, with B, C and D as Python's arguments are called."""
+        try:
+            _load.fail(status)
+        except _load.KraitError as error:
+            raise type(error)(re.sub(r"\b([BCD])(mat|vec)\b", r"\1", str(error)), error.status) from None
 
     def keep(self, signature, options, given, note=None):
         """-> (call, the tensors that it takes): those given, which have the right types, with no negative bit. Tensors that had to be converted
@@ -276,9 +318,10 @@ class Call:
         return call
 
     def pack(self, tensors, flags=0, **numbers):
+        """numbers: the call's fields, and of its sizes those that no tensor has."""
         place(*tensors)
         refuse_negative_bit(self.operator.name, *tensors)
-        words = array("Q", self.operator.pack(tensors, flags, **numbers))
+        words = array("Q", self.operator.pack(tensors, flags, **{**numbers, **self.operator.sizes(tensors, flags, **numbers)}))
         self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
         self.invoke = self.operator.invoke
         self.words = words

@@ -4,7 +4,7 @@ import os
 import threading
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_HEADERS = ("krait.h", "ops.h", "blocks.h", "model.h")
+_HEADERS = ("krait.h", "ops.h", "blocks.h", "plan.h", "model.h")
 _lock = threading.Lock()
 _state = {}
 _contexts = {}

@@ -7,6 +7,8 @@
  *   kr_v_load_from(p, n)   lanes n.. of the vector at p, zeros before them, which are not touched
  *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
  *   kr_v_load_i8(p)   KR_VL bytes with a sign as floats
+ *   kr_levels_of(scale, base)   the sixteen values scale q + base; load_levels(p, low, high, &l, &h) = those of the low four bits of
+ *                     KR_VL bytes in `low`, of the high four in `high`
  *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
  *   lost(a,b) = ab less its rounding, which is what fma(a, b, -ab) gives
  *   sum(v) largest(v) -> float; lanes added in a fixed tree; sum_each(r) = lane i the sum of r[i], KR_VL vectors

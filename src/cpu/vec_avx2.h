@@ -60,6 +60,16 @@ static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { kr_store_u16n(p, 
 
 static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p))); }
 
+typedef struct kr_levels {
+  __m256 scale, base;
+} kr_levels;
+static inline kr_levels kr_levels_of(float scale, float base) { return (kr_levels){_mm256_set1_ps(scale), _mm256_set1_ps(base)}; }
+static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+  *l = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15))), low.scale, low.base);
+  *h = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4)), high.scale, high.base);
+}
+
 static inline kr_v kr_v_set1(float x) { return _mm256_set1_ps(x); }
 static inline kr_v kr_v_zero(void) { return _mm256_setzero_ps(); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm256_add_ps(a, b); }

@@ -47,6 +47,16 @@ static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { _mm256_mask_store
 
 static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
 
+typedef __m512 kr_levels; /* looked up */
+static inline kr_levels kr_levels_of(float scale, float base) {
+  return _mm512_fmadd_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_ps(scale), _mm512_set1_ps(base));
+}
+static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+  *l = _mm512_permutexvar_ps(bytes, low);
+  *h = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), high);
+}
+
 static inline kr_v kr_v_set1(float x) { return _mm512_set1_ps(x); }
 static inline kr_v kr_v_zero(void) { return _mm512_setzero_ps(); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return _mm512_add_ps(a, b); }

@@ -69,6 +69,18 @@ static inline kr_v kr_v_load_i8(const int8_t *p) {
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
 }
 
+typedef struct kr_levels {
+  float32x4_t scale, base;
+} kr_levels;
+static inline kr_levels kr_levels_of(float scale, float base) { return (kr_levels){vdupq_n_f32(scale), vdupq_n_f32(base)}; }
+static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
+  uint32_t four;
+  memcpy(&four, p, sizeof four);
+  const uint32x4_t bytes = vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)))));
+  *l = vfmaq_f32(low.base, vcvtq_f32_u32(vandq_u32(bytes, vdupq_n_u32(15))), low.scale);
+  *h = vfmaq_f32(high.base, vcvtq_f32_u32(vshrq_n_u32(bytes, 4)), high.scale);
+}
+
 static inline kr_v kr_v_set1(float x) { return vdupq_n_f32(x); }
 static inline kr_v kr_v_zero(void) { return vdupq_n_f32(0); }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { return vaddq_f32(a, b); }

@@ -58,6 +58,17 @@ static inline kr_v kr_v_load_i8(const int8_t *p) {
   return v;
 }
 
+typedef struct kr_levels {
+  float scale, base;
+} kr_levels;
+static inline kr_levels kr_levels_of(float scale, float base) { return (kr_levels){scale, base}; }
+static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
+  KR_EACH {
+    l->f[k] = (float)(p[k] & 15) * low.scale + low.base;
+    h->f[k] = (float)(p[k] >> 4) * high.scale + high.base;
+  }
+}
+
 static inline kr_v kr_v_set1(float x) { kr_v v; KR_EACH v.f[k] = x; return v; }
 static inline kr_v kr_v_add(kr_v a, kr_v b) { KR_EACH a.f[k] += b.f[k]; return a; }
 static inline kr_v kr_v_sub(kr_v a, kr_v b) { KR_EACH a.f[k] -= b.f[k]; return a; }

@@ -11,6 +11,7 @@
 #include "chains.h"
 #include "ladder.h"
 #include "log.h"
+#include "packed_code.h"
 #include "status.h"
 
 enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
@@ -122,13 +123,8 @@ static void leave(const kr_cuda *cuda, int entered) {
 
 static int32_t find_text(const char *module, const char *tier, const char **text) {
   const char *name, *t;
-  size_t bytes;
   for (int i = 0; kr_cuda_embedded(i, &name, &t, NULL, NULL); i++)
-    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) {
-      kr_cuda_embedded(i, &name, &t, text, &bytes);
-      KR_CHECK(*text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", module);
-      return KRAIT_OK;
-    }
+    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) return kr_cuda_text(i, text);
   return kr_fail(KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", module, tier);
 }
 
@@ -163,13 +159,13 @@ static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *ke
 /* Machine code for exactly this device, if the build holds it and the driver takes it; else the tier's PTX. */
 static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kernel, void **module) {
   const char *text, *cubin = find_cubin(cuda, kernel->module, tier);
-  KR_TRY(find_text(kernel->module, tier, &text));
   if (cubin) {
     const int32_t status = load_module(cuda, cubin, kernel, module);
     if (status != KRAIT_ERR_DRIVER) return status;
     cuda->cubins_refused = 1;
     kr_log("PTX instead of the machine code for compute capability %d.%d: %s", cuda->info.major, cuda->info.minor, krait_error_detail());
   }
+  KR_TRY(find_text(kernel->module, tier, &text));
   return load_module(cuda, text, kernel, module);
 }
 

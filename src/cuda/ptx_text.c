@@ -1,103 +1,156 @@
-/* ptx_text.c: device code as tools/embed.c packs it. Registers are named nearly in order, so that after % and one or two letters a
- * byte from 128 on stands for a number: 192 plus how far it is from the last one with these letters. A byte of 1 stands for bytes
- * that were kept elsewhere: two numbers follow, where they begin and how many they are. */
+/* ptx_text.c: the device code inside the library, PTX texts packed as tools/device_code.py says: unpacked when they are first asked for, then kept. */
 #include "cuda.h"
 
 #include <pthread.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "alloc.h"
+#include "ladder.h"
+#include "lzma.h"
+#include "packed_code.h"
+#include "status.h"
 
-static int letter(int c) { return c >= 'a' && c <= 'z' ? c - 'a' + 1 : 0; }
-static int is_digit(int c) { return c >= '0' && c <= '9'; }
+/* What stands before numbers, "%rd" say, and its numbers. */
+typedef struct numbered {
+  const char *name;
+  size_t n_name;
+  const uint8_t *p, *end;
+  uint32_t last;
+} numbered;
 
-static size_t put_number(int32_t number, char *out) {
-  char digits[12];
+enum { MOST_NAMES = 128, MOST_DIGITS = 10 };
+
+/* Where the next bytes go. */
+typedef struct output {
+  char *p, *end;
+} output;
+
+static int put(output *out, const void *bytes, size_t n) {
+  if ((size_t)(out->end - out->p) < n) return 0;
+  memcpy(out->p, bytes, n);
+  out->p += n;
+  return 1;
+}
+
+static int put_number(output *out, uint32_t number) {
+  char digits[MOST_DIGITS];
   size_t n = 0;
-  do digits[n++] = (char)('0' + number % 10);
+  do digits[sizeof digits - ++n] = (char)('0' + number % 10);
   while ((number /= 10) > 0);
-  for (size_t i = 0; out && i < n; i++) out[i] = digits[n - 1 - i];
-  return n;
+  return put(out, digits + sizeof digits - n, n);
 }
 
-enum { REFERENCE = 1 };
-
-/* after: where reading goes on behind a reference, NULL outside of one; copied: the end of what the last one stood for. */
-typedef struct { const unsigned char *p, *end, *after, *after_end, *copied; } reader;
-
-static uint64_t read_number(reader *r) {
-  uint64_t number = 0;
-  for (int shift = 0; shift < 64; shift += 7) {
-    number |= (uint64_t)(*r->p & 127) << shift;
-    if (*r->p++ < 128) break;
+static int put_numbered(output *out, numbered *name) {
+  if (name->p >= name->end) return 0;
+  const uint8_t first = *name->p++;
+  if (first != 128) {
+    name->last += first - 192u;
+  } else {
+    if (name->end - name->p < 3) return 0;
+    name->last = name->p[0] | (uint32_t)name->p[1] << 8 | (uint32_t)name->p[2] << 16;
+    name->p += 3;
   }
-  return number;
+  return put(out, name->name, name->n_name) && put_number(out, name->last);
 }
 
-static void begin_reference(reader *r) {
-  r->p++;
-  const uint64_t distance = read_number(r), n_bytes = read_number(r);
-  const unsigned char *begin = r->copied + (distance & 1 ? -(int64_t)(distance / 2) - 1 : (int64_t)(distance / 2));
-  r->after = r->p, r->after_end = r->end;
-  r->p = begin, r->end = r->copied = begin + n_bytes;
-}
-
-/* The next byte, 0 at the end. */
-static int peek(reader *r) {
-  for (;;) {
-    if (r->p < r->end && *r->p != REFERENCE) return *r->p;
-    if (r->p < r->end) begin_reference(r);
-    else if (!r->after) return 0;
-    else r->p = r->after, r->end = r->after_end, r->after = NULL;
+/* Seven bits a byte, the lowest first; at most what is left of the input. */
+static int read_size(const uint8_t **p, const uint8_t *end, size_t *size) {
+  *size = 0;
+  for (int shift = 0; shift < 28; shift += 7) {
+    if (*p == end) return 0;
+    *size |= (size_t)(**p & 127) << shift;
+    if (*(*p)++ < 128) return *size <= (size_t)(end - *p);
   }
+  return 0;
 }
 
-static void put(char *out, size_t *n, int c) {
-  if (out) out[*n] = (char)c;
-  ++*n;
-}
-
-/* The register's number: a distance or digits. */
-static void unpack_number(reader *r, int32_t *last, char *out, size_t *n) {
-  if (peek(r) >= 128) {
-    *last += *r->p++ - 192;
-    *n += put_number(*last, out ? out + *n : NULL);
-  } else if (is_digit(peek(r))) {
-    for (*last = 0; is_digit(peek(r)); r->p++) {
-      *last = *last * 10 + (*r->p - '0');
-      put(out, n, *r->p);
-    }
+int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes) {
+  numbered names[MOST_NAMES];
+  size_t n_names, n_values[MOST_NAMES], n_bare;
+  output out = {text, text + n_bytes};
+  if (!read_size(&p, end, &n_names) || n_names > MOST_NAMES) return 0;
+  for (size_t i = 0; i < n_names; i++) {
+    if (!read_size(&p, end, &names[i].n_name)) return 0;
+    names[i].name = (const char *)p;
+    p += names[i].n_name;
+    if (!read_size(&p, end, &n_values[i])) return 0;
   }
-}
-
-/* Returns how long the text is; out may be NULL. */
-static size_t unpack(const char *packed, const char *end, char *out) {
-  const unsigned char *begin = (const unsigned char *)packed;
-  reader r = {.p = begin, .end = (const unsigned char *)end, .copied = begin};
-  int32_t last[27 * 27 + 27] = {0};
-  size_t n = 0;
-  for (int c; (c = peek(&r)) != 0;) {
-    int kind = 0;
-    put(out, &n, c);
-    r.p++;
-    for (int i = 0; c == '%' && i < 2 && letter(peek(&r)); i++) {
-      kind = kind * 27 + letter(*r.p);
-      put(out, &n, *r.p++);
-    }
-    if (kind) unpack_number(&r, &last[kind], out, &n);
+  if (!read_size(&p, end, &n_bare)) return 0;
+  const uint8_t *bare = p, *bare_end = p += n_bare;
+  for (size_t i = 0; i < n_names; i++) {
+    if (n_values[i] > (size_t)(end - p)) return 0;
+    names[i].p = p, names[i].end = p += n_values[i], names[i].last = 0;
   }
-  return n;
+  while (bare < bare_end) {
+    const uint8_t *run = bare;
+    while (bare < bare_end && *bare < 128) bare++;
+    if (!put(&out, run, (size_t)(bare - run))) return 0;
+    if (bare < bare_end && ((size_t)*bare - 128 >= n_names || !put_numbered(&out, &names[*bare - 128]))) return 0;
+    bare += bare < bare_end;
+  }
+  return out.p == out.end;
 }
 
-const char *kr_ptx_unpack(const char *packed, const char *end, char **kept) {
+#ifndef KR_FUZZ
+/* The stream that was read last: the next text is often farther on in it. */
+static struct { int stream; uint8_t *bytes; kr_lzma lzma; } opened;
+
+static int32_t open_stream(int index) {
+  const kr_packed_stream *stream = &kr_packed_streams[index];
+  if (opened.bytes && opened.stream == index) return KRAIT_OK;
+  kr_free(opened.bytes);
+  opened.stream = index;
+  opened.bytes = kr_alloc(stream->n_unpacked);
+  KR_CHECK(opened.bytes, KRAIT_ERR_NO_MEMORY, "no memory for %zu bytes of device code", stream->n_unpacked);
+  if (kr_lzma_begin(&opened.lzma, (const uint8_t *)stream->begin, stream->n_packed, opened.bytes, stream->n_unpacked)) return KRAIT_OK;
+  kr_free(opened.bytes);
+  opened.bytes = NULL;
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code in this library is damaged: install krait again");
+}
+
+static int32_t unpack(const kr_packed_text *packed, char **kept) {
+  KR_TRY(open_stream(packed->stream));
+  char *text = kr_alloc((size_t)packed->n_bytes + 1);
+  KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", packed->module);
+  text[packed->n_bytes] = 0;
+  if (!kr_lzma_unpack(&opened.lzma, packed->end) || !kr_ptx_expand(opened.bytes + packed->begin, opened.bytes + packed->end, text, packed->n_bytes)) {
+    kr_free(text);
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again", packed->module);
+  }
+  *kept = text;
+  return KRAIT_OK;
+}
+
+int32_t kr_cuda_text(int index, const char **text) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&lock);
-  if (!*kept) {
-    const size_t bytes = unpack(packed, end, NULL);
-    char *text = kr_alloc(bytes + 1);
-    if (text) unpack(packed, end, text), text[bytes] = 0, *kept = text;
-  }
+  const int32_t status = kr_kept_texts[index] ? KRAIT_OK : unpack(&kr_packed_texts[index], &kr_kept_texts[index]);
+  *text = kr_kept_texts[index];
   pthread_mutex_unlock(&lock);
-  return *kept;
+  return status;
 }
+
+int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {
+  if (index < 0 || index >= kr_n_packed_texts) return 0;
+  *module = kr_packed_texts[index].module, *tier = kr_packed_texts[index].tier;
+  if (text) *bytes = kr_cuda_text(index, text) < 0 ? 0 : kr_packed_texts[index].n_bytes;
+  return 1;
+}
+
+const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < kr_n_packed_cubins ? &kr_packed_cubins[index] : NULL; }
+
+uint64_t kr_cuda_built_tiers(void) {
+  uint64_t caps = 0;
+  for (int i = 0; i < kr_n_packed_texts; i++)
+    for (int t = 0; kr_tier_at(t); t++)
+      if (strcmp(kr_tier_at(t)->name, kr_packed_texts[i].tier) == 0) caps |= kr_tier_at(t)->cap;
+  return caps;
+}
+#else
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static char text[1 << 16];
+  if (size >= 2) kr_ptx_expand(data + 2, data + size, text, data[0] | (size_t)data[1] << 8);
+  return 0;
+}
+#endif

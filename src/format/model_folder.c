@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "alloc.h"
+#include "gguf.h"
 #include "mapfile.h"
 #include "status.h"
 #include "yaml_tree.h"
@@ -126,12 +127,26 @@ static int32_t open_weights(kr_model_folder *f) {
   return kr_fail(KRAIT_ERR_FILE_OPEN, "%s holds no model.safetensors and no pytorch_model.bin", f->path);
 }
 
+static int is_gguf(const char *path) {
+  unsigned char magic[4];
+  FILE *file = is_folder(path) ? NULL : fopen(path, "rb");
+  const size_t n = file ? fread(magic, 1, sizeof magic, file) : 0;
+  if (file) fclose(file);
+  return kr_gguf_is(magic, n);
+}
+
 static int32_t open_parts(kr_model_folder *f, const char *path) {
   f->path = kr_strdup(path);
   f->files = kr_alloc_array(MOST_FILES, sizeof *f->files);
   f->names = kr_alloc_array(MOST_FILES, sizeof *f->names);
   KR_CHECK(f->path && f->files && f->names, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", path);
   KR_CHECK(is_there(path), KRAIT_ERR_FILE_OPEN, "cannot open %s: there is no such folder or file", path);
+  if (is_gguf(path)) {
+    size_t n;
+    KR_TRY(add_file(f, path, path));
+    const unsigned char *bytes = kr_weights_file(f->files[0], &n);
+    return kr_gguf_config(bytes, n, f->path, &f->config);
+  }
   char *config = kr_model_folder_file(path, "config.json");
   KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json %s it", path, is_folder(path) ? "in" : "beside");
   const int32_t status = kr_json_file_read(config, &f->config);
@@ -160,6 +175,14 @@ void kr_model_folder_close(kr_model_folder **folder) {
   kr_free(f->path);
   kr_free(f);
   *folder = NULL;
+}
+
+int32_t kr_model_folder_tokenizer(const kr_model_folder *f, json_t **tokenizer) {
+  size_t n = 0;
+  *tokenizer = NULL;
+  if (strcmp(kr_weights_format(f->files[0]), "gguf") != 0) return KRAIT_OK;
+  const unsigned char *bytes = kr_weights_file(f->files[0], &n);
+  return kr_gguf_tokenizer(bytes, n, f->path, tokenizer);
 }
 
 const json_t *kr_model_folder_config(const kr_model_folder *f) { return f->config; }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "gguf.h"
 #include "safetensors.h"
 #include "status.h"
 #include "torch_file.h"
@@ -116,6 +117,9 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
   if (kr_torch_file_is(bytes, n_bytes)) {
     weights->format = "pytorch";
     KR_TRY(kr_torch_file_read(bytes, n_bytes, label, weights));
+  } else if (kr_gguf_is(bytes, n_bytes)) {
+    weights->format = "gguf";
+    KR_TRY(kr_gguf_read(bytes, n_bytes, label, weights));
   } else {
     weights->format = "safetensors";
     KR_TRY(kr_safetensors_read(bytes, n_bytes, label, weights));
@@ -160,6 +164,10 @@ void kr_weights_close(kr_weights **handle) {
 /* ---- asking ----------------------------------------------------------------------------------------------------- */
 
 const char *kr_weights_format(const kr_weights *weights) { return weights->format; }
+const unsigned char *kr_weights_file(const kr_weights *weights, size_t *n_bytes) {
+  *n_bytes = weights->file.n_bytes;
+  return weights->file.bytes;
+}
 int64_t kr_weights_count(const kr_weights *weights) { return weights->n_items; }
 const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i) { return &weights->items[i]; }
 int64_t kr_weights_n_metadata(const kr_weights *weights) { return weights->n_metadata; }

@@ -1,4 +1,4 @@
-/* weights.h: named tensors and metadata of a weights file, whatever its format: safetensors, or what torch.save wrote.
+/* weights.h: named tensors and metadata of a weights file, whatever its format: safetensors, what torch.save wrote, or GGUF.
  *
  * Immutable after open; any number of threads may read. Names are unique. Tensors are contiguous, row-major and aligned to
  * their element size; they live as long as the kr_weights (for kr_weights_open_memory also as long as the given bytes).
@@ -32,7 +32,9 @@ int32_t kr_weights_open_header(const char *path, kr_weights **weights);
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
 void kr_weights_close(kr_weights **weights);
 
-const char *kr_weights_format(const kr_weights *weights); /* "safetensors" or "pytorch" */
+const char *kr_weights_format(const kr_weights *weights); /* "safetensors", "pytorch" or "gguf" */
+/* The file as it is, for what else it holds. */
+const unsigned char *kr_weights_file(const kr_weights *weights, size_t *n_bytes);
 int64_t kr_weights_count(const kr_weights *weights);
 const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the file's order */
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */

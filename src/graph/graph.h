@@ -99,6 +99,7 @@ uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and st
 
 /* ---- runs ---- */
 int32_t kr_runner_open(const kr_graph *g, kr_runner **runner);
+void *kr_runner_memory(const kr_runner *r); /* kr_graph_bytes of it: between two runs another graph's runner may have it */
 /* In the caller's memory of kr_graph_bytes, aligned to 256; the graph must have no states. */
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner);
 void kr_runner_close(kr_runner **runner);

@@ -150,6 +150,7 @@ static int32_t open_runner(const kr_graph *g, void *memory, kr_runner **runner) 
 }
 
 int32_t kr_runner_open(const kr_graph *g, kr_runner **runner) { return open_runner(g, NULL, runner); }
+void *kr_runner_memory(const kr_runner *r) { return r->memory; }
 
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner) {
   static char nothing[KR_GRAPH_LINE]; /* the address of an arena of no bytes */
@@ -251,7 +252,7 @@ static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   KR_TRY(settle(r));
   r->stream = stream;
-  kr_recording *k = !cuda || r->borrowed || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
+  kr_recording *k = !cuda || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
   if (!k) return run_range(r, from, to, stream);
   if (k->n_runs++ == 1) KR_TRY(record(r, cuda, k));
   return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);

@@ -176,6 +176,16 @@ static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *sc
   return status;
 }
 
+/* Words of q4_k as they are. */
+static int32_t take_q4k(kr_placer *p, const kr_weight *words, kr_sizes want, int apart, kr_placed *to) {
+  const int64_t N = want.size[0], K = want.size[1];
+  const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
+                   words->shape[1] == K / 256 * 36;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", kr_placer_label(p), words->name,
+           (long long)N, (long long)K);
+  return take(p, words, apart, to);
+}
+
 static int32_t place_one(kr_placer *p, const char *name, int is_needed, kr_sizes want, int apart, kr_placed *to) {
   char key[160], scales[168];
   kr_weight item;
@@ -184,6 +194,9 @@ static int32_t place_one(kr_placer *p, const char *name, int is_needed, kr_sizes
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *words = want.n == 2 ? kr_placer_look(p, key) : NULL;
   if (words) return take_q8(p, words, kr_placer_look(p, scales), want, apart, to);
+  snprintf(key, sizeof key, "%s.q4_k", name);
+  const kr_weight *super = want.n == 2 ? kr_placer_look(p, key) : NULL;
+  if (super) return take_q4k(p, super, want, apart, to);
   KR_TRY(kr_placer_find(p, name, is_needed, want, &item));
   return take(p, &item, apart, to);
 }

@@ -10,8 +10,8 @@
 
 typedef struct kr_placed {
   const void *data;   /* NULL: absent */
-  int32_t dtype;      /* KRAIT_I32: words of q8_0 (quantize.h) */
-  const void *scales; /* float16; NULL: not quantised */
+  int32_t dtype;      /* KRAIT_I32: words of q8_0 or q4_k (quantize.h) */
+  const void *scales; /* of q8_0, float16; else NULL */
 } kr_placed;
 
 typedef struct kr_sizes {

@@ -33,6 +33,13 @@ int32_t krait_op_n_rows(int32_t op) { return op_at(op) ? op_at(op)->n_rows : 0; 
 const char *krait_op_row_name(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->name : NULL; }
 uint64_t krait_op_row_needs(int32_t op, int32_t row) { return row_at(op, row) ? row_at(op, row)->needs : 0; }
 
+int32_t krait_args_sizes(const char *op, void *args, const krait_shape *shapes, int32_t n_shapes) {
+  KR_CHECK(op && args && (shapes || !n_shapes), KRAIT_ERR_ARGUMENT, "op, args and shapes must not be NULL");
+  const kr_op *found = kr_op_find(op);
+  KR_CHECK(found, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", op);
+  return kr_args_sizes(found, args, shapes, n_shapes);
+}
+
 int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *row, krait_plan **plan) {
   KR_CHECK(op && plan, KRAIT_ERR_ARGUMENT, "op and plan must not be NULL");
   const kr_op *found = kr_op_find(op);

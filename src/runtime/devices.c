@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cuda.h"
+#include "packed_code.h"
 #include "sized.h"
 #include "status.h"
 
@@ -29,11 +30,9 @@ int32_t krait_device_read(int32_t index, krait_device_info *info) {
 }
 
 int32_t krait_embedded_ptx(int32_t index, const char **module, const char **tier, const char **text) {
-  size_t bytes;
   KR_CHECK(module && tier && text, KRAIT_ERR_ARGUMENT, "module, tier and text must not be NULL");
-  KR_CHECK(kr_cuda_embedded(index, module, tier, text, &bytes), KRAIT_ERR_ARGUMENT, "there is no embedded PTX %d", index);
-  KR_CHECK(*text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", *module);
-  return KRAIT_OK;
+  KR_CHECK(kr_cuda_embedded(index, module, tier, NULL, NULL), KRAIT_ERR_ARGUMENT, "there is no embedded PTX %d", index);
+  return kr_cuda_text(index, text);
 }
 
 int32_t krait_embedded_cubin(int32_t index, const char **module, const char **tier, int32_t *capability) {

@@ -82,6 +82,29 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
 uint64_t kr_plan_scratch_bytes(const kr_plan *p) { return p->scratch_bytes; }
 const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
 
+/* ---- sizes ---- */
+
+/* The tensor whose view lies there; -1: none. */
+static int tensor_at(const kr_sig *sig, uint32_t view) {
+  for (int i = 0; i < sig->n_tensors; i++)
+    if (sig->tensors[i].offset == view) return i;
+  return -1;
+}
+
+int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, int32_t n_shapes) {
+  kr_shape of[MOST_TENSORS];
+  KR_CHECK(op->sig->n_tensors <= MOST_TENSORS, KRAIT_ERR_UNSUPPORTED, "%s has too many tensors for a plan", op->name);
+  for (int i = 0; i < MOST_TENSORS; i++) of[i] = (kr_shape){.n_dims = KR_SHAPE_ABSENT};
+  for (int32_t i = 0; i < n_shapes; i++) {
+    const int tensor = tensor_at(op->sig, shapes[i].view);
+    KR_CHECK(tensor >= 0, KRAIT_ERR_ARGUMENT, "%s: there is no view at %u of its args", op->name, shapes[i].view);
+    KR_CHECK(shapes[i].n_dims >= 0 && shapes[i].n_dims <= 4, KRAIT_ERR_SHAPE, "%s: %s has %d dimensions", op->name, op->sig->tensors[tensor].name, shapes[i].n_dims);
+    of[tensor].n_dims = shapes[i].n_dims;
+    memcpy(of[tensor].size, shapes[i].size, sizeof of[tensor].size);
+  }
+  return kr_sig_take_shapes(op->sig, args, of);
+}
+
 /* ---- krait/plan.h ---- */
 
 void krait_plan_close(krait_plan **plan) { kr_plan_close(plan); }

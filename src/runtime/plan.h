@@ -19,4 +19,10 @@ int32_t kr_plan_run(const kr_plan *plan, void *const *addresses, void *stream, v
 uint64_t kr_plan_scratch_bytes(const kr_plan *plan);
 const kr_row *kr_plan_row(const kr_plan *plan); /* NULL: through the host */
 
+/* kr_sig_infer for shapes of a caller who may be wrong in any of them (sig.c), and the sizes' limits; a size of -1 is any. The sentence has the shapes
+ * of all inputs that are given. */
+int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes);
+/* krait_args_sizes of an op. */
+int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, int32_t n_shapes);
+
 #endif

@@ -1,10 +1,12 @@
 /* sig.c: reads a signature: what holds of a call, its shapes and types, the contract, and sizes from shapes. */
 #include "sig.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "contract.h"
+#include "plan.h"
 #include "status.h"
 
 int kr_sig_find(const kr_sig *sig, const char *name) {
@@ -202,7 +204,8 @@ static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t
     const kr_sig_dims *dims = dims_of(sig, facts, i);
     const kr_sig_when first = sig->tensors[i].dims[0].when;
     if (shapes[i].n_dims != dims->n_dims || (first.all | first.none) & unsure) continue;
-    for (int d = 0; d < dims->n_dims; d++) learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
+    for (int d = 0; d < dims->n_dims; d++)
+      if (shapes[i].size[d] >= 0) learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
   }
   return learnt;
 }
@@ -212,7 +215,8 @@ static int32_t check_shape(const kr_sig *sig, const void *args, uint32_t facts, 
   const kr_sig_dims *dims = dims_of(sig, facts, tensor);
   const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
   if (given->n_dims != needed.n_dims) return does_not_fit(sig, name, given, dims->text, NULL);
-  if (memcmp(given->size, needed.size, (size_t)needed.n_dims * sizeof *needed.size) != 0) return does_not_fit(sig, name, given, dims->text, &needed);
+  for (int d = 0; d < needed.n_dims; d++)
+    if (given->size[d] >= 0 && given->size[d] != needed.size[d]) return does_not_fit(sig, name, given, dims->text, &needed);
   return KRAIT_OK;
 }
 
@@ -227,6 +231,69 @@ int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
     if (shapes[i].n_dims == KR_SHAPE_ASKED) shapes[i] = kr_sig_shape(sig, args, facts, i);
     else if (shapes[i].n_dims != KR_SHAPE_ABSENT) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
   }
+  return KRAIT_OK;
+}
+
+/* ---- what all shapes must be, in a sentence ---- */
+
+typedef struct writer {
+  char text[1000];
+  size_t used;
+} writer;
+
+__attribute__((format(printf, 2, 3))) static void write(writer *w, const char *format, ...) {
+  va_list list;
+  va_start(list, format);
+  const int n = vsnprintf(w->text + w->used, sizeof w->text - w->used, format, list);
+  va_end(list);
+  w->used = n < 0 || w->used + (size_t)n >= sizeof w->text ? sizeof w->text - 1 : w->used + (size_t)n;
+}
+
+static const char *other_dims(const kr_sig_tensor *t) { return t->dims[0].when.all | t->dims[0].when.none ? t->dims[1].text : ""; }
+
+static int have_one_shape(const kr_sig_tensor *a, const kr_sig_tensor *b) {
+  return strcmp(a->dims[0].text, b->dims[0].text) == 0 && strcmp(other_dims(a), other_dims(b)) == 0;
+}
+
+/* Inputs that are given. */
+static int is_shown(const kr_sig *sig, const kr_shape *shapes, int tensor) { return sig->tensors[tensor].role & KR_IN && shapes[tensor].n_dims >= 0; }
+
+static int is_named_before(const kr_sig *sig, const kr_shape *shapes, int tensor) {
+  for (int i = 0; i < tensor; i++)
+    if (is_shown(sig, shapes, i) && have_one_shape(&sig->tensors[i], &sig->tensors[tensor])) return 1;
+  return 0;
+}
+
+/* "x and z must be (B,L), bias (L)": those of one shape together. */
+static void write_wanted(const kr_sig *sig, const kr_shape *shapes, writer *w) {
+  for (int i = 0, n_groups = 0; i < sig->n_tensors; i++) {
+    const kr_sig_tensor *t = &sig->tensors[i];
+    if (!is_shown(sig, shapes, i) || is_named_before(sig, shapes, i)) continue;
+    write(w, "%s%s", n_groups ? ", " : "", t->name);
+    for (int k = i + 1; k < sig->n_tensors; k++)
+      if (is_shown(sig, shapes, k) && have_one_shape(t, &sig->tensors[k])) write(w, " and %s", sig->tensors[k].name);
+    write(w, "%s %s%s%s", n_groups++ ? "" : " must be", t->dims[0].text, *other_dims(t) ? " or " : "", other_dims(t));
+  }
+}
+
+static int32_t refuse_shapes(const kr_sig *sig, const kr_shape *shapes) {
+  const size_t head = strlen(sig->name) + 2; /* "NAME: " */
+  char why[160], shape[96];
+  writer w = {.used = 0};
+  snprintf(why, sizeof why, "%s", strlen(krait_error_detail()) > head ? krait_error_detail() + head : "");
+  write_wanted(sig, shapes, &w);
+  for (int i = 0, n = 0; i < sig->n_tensors; i++) {
+    if (!is_shown(sig, shapes, i)) continue;
+    write(&w, "%s %s %s", n++ ? "," : "; got", sig->tensors[i].name, write_shape(&shapes[i], shape, sizeof shape));
+  }
+  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s: %s", sig->name, w.text, why);
+}
+
+int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes) {
+  if (kr_sig_infer(sig, args, shapes) < 0) return refuse_shapes(sig, shapes);
+  const uint32_t facts = facts_of(sig, args, shapes);
+  for (int i = 0; i < sig->n_limits; i++)
+    if (check_limit(sig, args, facts, &sig->limits[i]) < 0) return refuse_shapes(sig, shapes);
   return KRAIT_OK;
 }
 

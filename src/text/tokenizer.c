@@ -2,7 +2,6 @@
  * out of that, and what is left is cut by the rule and merged. Of added tokens that could begin at a place the longest counts. */
 #include "tokenizer.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -267,18 +266,23 @@ static int32_t read_tree(kr_tokenizer *t, const json_t *root) {
   return read_added(t, list);
 }
 
-int32_t kr_tokenizer_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_tokenizer **out) {
-  json_error_t error;
+int32_t kr_tokenizer_open_tree(const json_t *root, const char *label, kr_tokenizer **out) {
   kr_tokenizer *t = *out = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for a tokenizer");
-  json_t *root = NULL;
   t->arena = kr_arena_open();
   t->label = t->arena ? kr_arena_copy(t->arena, label, strlen(label)) : "";
-  int32_t status = t->arena ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a tokenizer");
-  if (status >= 0 && !(root = json_loadb(bytes, n_bytes, 0, &error))) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %d: %s", label, error.line, error.text);
-  if (status >= 0) status = read_tree(t, root);
-  json_decref(root);
+  const int32_t status = t->arena ? read_tree(t, root) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a tokenizer");
   if (status < 0) kr_tokenizer_close(out);
+  return status;
+}
+
+int32_t kr_tokenizer_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_tokenizer **out) {
+  json_error_t error;
+  *out = NULL;
+  json_t *root = json_loadb(bytes, n_bytes, 0, &error);
+  KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: line %d: %s", label, error.line, error.text);
+  const int32_t status = kr_tokenizer_open_tree(root, label, out);
+  json_decref(root);
   return status;
 }
 

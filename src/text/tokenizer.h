@@ -5,12 +5,16 @@
 #ifndef KR_TOKENIZER_H
 #define KR_TOKENIZER_H
 
+#include <jansson.h>
+
 #include "bpe.h"
 
 typedef struct kr_tokenizer kr_tokenizer;
 
 int32_t kr_tokenizer_open(const char *path, kr_tokenizer **tokenizer);
 int32_t kr_tokenizer_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_tokenizer **tokenizer);
+/* The same as a tree, which is not kept. */
+int32_t kr_tokenizer_open_tree(const json_t *root, const char *label, kr_tokenizer **tokenizer);
 void kr_tokenizer_close(kr_tokenizer **tokenizer);
 
 int64_t kr_tokenizer_size(const kr_tokenizer *t); /* one more than the highest token */

@@ -386,6 +386,15 @@ int kr_ranks_blame(kr_ranks *r) {
   return 1;
 }
 
+/* Until they have closed their sides, or for two seconds: a connection that is closed with words unread takes those under way with it. */
+static void let_go(int fd) {
+  char rest[256];
+  const struct timeval patience = {.tv_sec = 2};
+  shutdown(fd, SHUT_WR);
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  while (recv(fd, rest, sizeof rest, 0) > 0) {}
+}
+
 int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
   double done = 0;
   char why[500];
@@ -395,8 +404,11 @@ int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
   snprintf(why, sizeof why, "%s", krait_error_detail());
   const int lost = atomic_load(&r->lost);
   int heard = 0;
+  if (lost >= 0 && !r->farewell[0]) read_farewell(r, r->peers[lost].fd); /* it came while this one failed by itself */
   for (int k = first_peer(r); k < last_peer(r); k++)
     if (k != lost) heard += tell(r->peers[k].fd, FAREWELL, why, strlen(why)) >= 0;
+  for (int k = first_peer(r); k < last_peer(r) && r->rank == 0; k++)
+    if (k != lost) let_go(r->peers[k].fd);
   const int is_said = r->rank > 0 && (lost < 0 ? heard > 0 : r->farewell[0] || r->rank > 1); /* by rank 0; where that one is gone, by rank 1 */
   return kr_fail(is_said ? KRAIT_ERR_CANCELLED : status, "%s", why);
 }

@@ -81,7 +81,9 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "max_grad_norm", 0, 0, 1e9, &o->clip));
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
+  KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
+  KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
   KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT, "precision is '%s', not float32 or tf32", precision);
   o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute;
@@ -249,7 +251,7 @@ static int32_t run_steps(run *r) {
     KR_TRY(make_batch(r, r->noisy, r->clean, &batch));
     KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
     r->state.step++;
-    r->state.epoch_loss += step.total, r->state.epoch_steps++;
+    if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     if (!ends && r->state.step % interval) continue;
     describe(r, &step, &report);

@@ -18,11 +18,19 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4, .beta1 = 0.8, .beta2 = 0
                                             .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
 static const double compress = 0.3, dropout_rate = 0.3;
 
+/* ---- memory of a batch: where the generator takes some of it at once, these are copied to its graph, or from it ---- */
+enum { COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES, HANDED, MADE = MAG_CON };
+typedef struct handed {
+  float *all, *some; /* the same where it takes all */
+  int64_t n;         /* floats of an item */
+} handed;
+
 struct kr_trainer {
   const krait_ctx *ctx;
   kr_pk_config config;
   kr_train_options options;
   int64_t B, F, T, N;
+  int64_t some, n_parts;      /* items that the generator's graph takes, and how often it runs for a batch */
   kr_spectral spectral;
   kr_parameters generator, discriminator;
   int64_t n_steps, n_updates; /* batches; updates of the weights */
@@ -35,7 +43,8 @@ struct kr_trainer {
   float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
   double *squares;            /* the optimiser's scratch on a GPU */
   float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
-  float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  handed now[HANDED];         /* what the generator's graph reads and writes: of the whole batch, and of the items that it has now */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS], *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
 
@@ -44,7 +53,10 @@ kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminato
 int64_t kr_trainer_steps(const kr_trainer *t) { return t->n_steps; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
-uint64_t kr_trainer_bytes(const kr_trainer *t) { return kr_graph_bytes(t->g) + (t->d ? kr_graph_bytes(t->d) : 0); }
+uint64_t kr_trainer_bytes(const kr_trainer *t) {
+  const uint64_t g = kr_graph_bytes(t->g), d = t->d ? kr_graph_bytes(t->d) : 0;
+  return t->n_parts == 1 ? g + d : g > d ? g : d;
+}
 
 /* ---- memory that graphs read and write; a tensor is bound to its place while it is recorded ---- */
 
@@ -62,6 +74,11 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
   t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
   t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B), t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
   t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS), t->v_sigma = cut(&memory, 16 * 3 * KR_DISC_NORMS);
+  const handed now[HANDED] = {[COM_IN] = {t->v_com_in, NULL, 2 * t->F * t->T}, [MAG] = {t->v_mag, NULL, t->F * t->T}, [PHA] = {t->v_pha, NULL, t->F * t->T}, [COM] = {t->v_com, NULL, 2 * t->F * t->T},
+      [WAV] = {t->v_wav, NULL, t->N}, [DROPOUT] = {t->v_dropout + 2 * t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH}, [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T}, [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
+      [SCORES] = {t->v_scores + 2 * t->B, NULL, 1}};
+  t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
+  for (int k = 0; k < HANDED; k++) t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     t->u[k] = cut(&memory, kr_disc_outputs(k)), t->u_next[0][k] = cut(&memory, kr_disc_outputs(k)), t->u_next[1][k] = cut(&memory, kr_disc_outputs(k));
     t->v[k] = cut(&memory, kr_disc_inputs(k)), t->v_aside[k] = cut(&memory, kr_disc_inputs(k));
@@ -119,8 +136,11 @@ static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
   add_term(t, t->g, k, KRAIT_LOSS_ANGLE, 1 / ((double)dims.size[0] * (double)dims.size[1] * (double)dims.size[2]), out, 0);
 }
 
+/* Calls 0 and 1 are of the discriminator's own graph, 2 of the generator's. */
 static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged, const kr_tensor *u) {
-  kr_disc disc = {.reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(t->B, KR_DISC_WIDTH), t->v_dropout + call * t->B * KR_DISC_WIDTH)};
+  const int64_t n = call == 2 ? t->some : t->B;
+  float *const dropout = call == 2 ? t->now[DROPOUT].some : t->v_dropout + call * t->B * KR_DISC_WIDTH, *const scores = call == 2 ? t->now[SCORES].some : t->v_scores + call * t->B;
+  kr_disc disc = {.reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(n, KR_DISC_WIDTH), dropout)};
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     disc.u[k] = u ? u[k] : input(g, "u", KR_DIMS(kr_disc_outputs(k)), call ? t->u_next[0][k] : t->u[k]);
     disc.v[k] = output(g, "v", KR_DIMS(kr_disc_inputs(k)), call ? t->v[k] : t->v_aside[k]);
@@ -129,7 +149,7 @@ static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor refer
   kr_disc_record(g, kr_parameters_tensor, &t->discriminator, &disc);
   for (int k = 0; k < KR_DISC_NORMS && call; k++)
     kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0, output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
-  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0, output(g, "scores", KR_DIMS(t->B), t->v_scores + call * t->B));
+  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0, output(g, "scores", KR_DIMS(n), scores));
   return disc;
 }
 
@@ -150,14 +170,14 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
 
 static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
-  const kr_dims plane = KR_DIMS(t->B, t->F, t->T), pairs = KR_DIMS(t->B, t->F, t->T, 2);
-  const double n = (double)t->B * (double)t->F * (double)t->T;
-  const kr_tensor mag = input(g, "mag", plane, t->v_mag), pha = input(g, "pha", plane, t->v_pha), com = input(g, "com", pairs, t->v_com);
-  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->v_com_in), .com = kr_graph_temp(g, KRAIT_F32, pairs), .recompute = t->options.recompute};
+  const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
+  const double n = (double)t->some * (double)t->F * (double)t->T;
+  const kr_tensor mag = input(g, "mag", plane, t->now[MAG].some), pha = input(g, "pha", plane, t->now[PHA].some), com = input(g, "com", pairs, t->now[COM].some);
+  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some), .com = kr_graph_temp(g, KRAIT_F32, pairs), .recompute = t->options.recompute};
   kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
-  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha, output(g, "wav_hat", KR_DIMS(t->B, t->N), t->v_wav_hat));
+  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha, output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs), d = kr_graph_temp(g, KRAIT_F32, plane);
-  t->mag_con = output(g, "mag_con", plane, t->v_mag_con);
+  t->mag_con = output(g, "mag_con", plane, t->now[MAG_CON].some);
   kr_spectral_forward(g, &t->spectral, compress, wav, t->mag_con, pha_con);
 #define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, con, 3, k, 1), plane))
   kr_graph_call(g, "com_con", &kr_op_from_polar, &(krait_from_polar_args){.power = 1, .mag = kr_graph_view(g, t->mag_con), .pha = kr_graph_view(g, pha_con), .re = PART(0), .im = PART(1)});
@@ -169,11 +189,11 @@ static int32_t record_generator(kr_trainer *t) {
   add_neighbours_term(t, KR_TERM_PHASE_IAF, d, 2);
   add_term(t, g, KR_TERM_COMPLEX, 0, 1 / n, com, io.com); /* 2 MSE over twice as many numbers */
   add_term(t, g, KR_TERM_CONSISTENCY, 0, 1 / n, io.com, con);
-  if (t->options.weights[KR_TERM_TIME] != 0) add_term(t, g, KR_TERM_TIME, 0, 1 / ((double)t->B * (double)t->N), input(g, "wav", KR_DIMS(t->B, t->N), t->v_wav), wav);
+  if (t->options.weights[KR_TERM_TIME] != 0) add_term(t, g, KR_TERM_TIME, 0, 1 / ((double)t->some * (double)t->N), input(g, "wav", KR_DIMS(t->some, t->N), t->now[WAV].some), wav);
   t->last_term = t->terms[KR_TERM_TIME] ? KR_TERM_TIME : KR_TERM_CONSISTENCY;
   if (t->options.discriminator) {
     const kr_disc disc = record_disc(t, g, 2, mag, t->mag_con, NULL);
-    add_term(t, g, KR_TERM_METRIC, 0, 1 / (double)t->B, disc.score, input(g, "ones", KR_DIMS(t->B), t->v_ones));
+    add_term(t, g, KR_TERM_METRIC, 0, 1 / (double)t->some, disc.score, input(g, "ones", KR_DIMS(t->some), t->v_ones));
     t->last_term = KR_TERM_METRIC;
   }
   return record_backward(t, g, 0, KR_TERM_DISC_R, &t->generator);
@@ -239,6 +259,8 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
   KR_TRY(kr_graph_plan(t->d, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
+  if (t->n_parts == 1) return kr_runner_open(t->d, &t->run_d); /* the generator's forward pass stays in its own */
+  if (kr_graph_bytes(t->d) <= kr_graph_bytes(t->g)) return kr_runner_open_in(t->d, kr_runner_memory(t->run_g), kr_graph_bytes(t->g), &t->run_d);
   return kr_runner_open(t->d, &t->run_d);
 }
 
@@ -246,7 +268,9 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
   kr_trainer *t = *trainer = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for training");
   t->ctx = ctx, t->config = *config, t->options = *options, t->B = B, t->F = config->F, t->T = T, t->N = (T - 1) * (config->fft_len / 4);
-  const int32_t status = open_parts(t);
+  const int64_t at_once = options->at_once > 0 && options->at_once < B ? options->at_once : B;
+  if (B % at_once == 0) t->some = at_once, t->n_parts = B / at_once;
+  const int32_t status = t->some ? open_parts(t) : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld", (long long)at_once, (long long)B);
   if (status < 0) kr_trainer_close(trainer);
   return status;
 }
@@ -390,10 +414,16 @@ static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to)
 
 static int32_t read_terms(kr_trainer *t, kr_step *step) {
   KR_TRY(fetch(t, t->v_terms, 16 * KR_TERMS));
+  if (t->n_parts > 1) KR_TRY(fetch(t, t->v_part_terms, 16 * KR_TERMS * t->n_parts));
   KR_TRY(fetch(t, t->v_scores, 3 * t->B));
   KR_TRY(fetch(t, t->v_sigma, 16 * 3 * KR_DISC_NORMS));
   KR_TRY(wait(t));
-  for (int k = 0; k < KR_TERMS; k++) step->terms[k] = t->terms[k] ? (double)on_host(t, t->v_terms)[16 * k] : 0;
+  for (int k = 0; k < KR_TERMS; k++) {
+    const int64_t n = k < KR_TERM_DISC_R ? t->n_parts : 1;
+    const float *const from = on_host(t, n > 1 ? t->v_part_terms : t->v_terms) + 16 * k;
+    step->terms[k] = 0;
+    for (int64_t i = 0; i < n && t->terms[k]; i++) step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)n;
+  }
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
   for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
@@ -409,17 +439,19 @@ static int32_t sum_terms(kr_trainer *t, kr_step *step) {
   return KRAIT_OK;
 }
 
-/* Sums of batches that make one step together; whether this one ends it. */
-static int32_t accumulate(kr_trainer *t, kr_parameters *p, float *sum, int *is_last) {
-  const int64_t n = t->options.accumulate, at = t->n_steps % n;
+/* Sums of batches, or of their parts, that make one step together; whether this one ends it. */
+static int32_t accumulate(kr_trainer *t, kr_parameters *p, float *sum, int64_t part, int64_t n_parts, int *is_last) {
+  const int64_t n = t->options.accumulate * n_parts, at = t->n_steps % t->options.accumulate * n_parts + part;
   *is_last = at + 1 == n;
   return n == 1 ? KRAIT_OK : kr_optimiser_accumulate(t->ctx, p, sum, at, n);
 }
 
-static kr_adamw adamw_of(const kr_trainer *t, double lr) {
+static kr_adamw adamw_of(const kr_trainer *t, double lr, int64_t updates_before) {
   const kr_train_options *o = &t->options;
-  return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, t->n_updates + 1};
+  return (kr_adamw){lr, o->beta1, o->beta2, o->eps, o->weight_decay, updates_before + 1};
 }
+
+static int is_alone(const kr_trainer *t) { return t->d && t->n_updates < t->options.discriminator_first; }
 
 /* What the judge says of the signals that the generator made, where the discriminator's graph reads it. */
 static int32_t ask_judge(kr_trainer *t, kr_judge_fn *judge, void *user) {
@@ -445,21 +477,21 @@ static int32_t put_seeds(kr_trainer *t) {
 }
 
 static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  const kr_adamw o = adamw_of(t, lr);
+  const kr_adamw o = adamw_of(t, lr, t->n_updates);
   int is_last;
   KR_TRY(ask_judge(t, judge, user));
   KR_TRY(put_seeds(t));
   KR_TRY(kr_runner_run(t->run_d, NULL));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
-  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, &is_last));
+  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, &is_last));
   if (is_last) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient), t->discriminator.n));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
 static int32_t open_sums(kr_trainer *t) {
   const size_t n = (size_t)(t->generator.n + t->discriminator.n);
-  if (t->options.accumulate == 1 || t->sum) return KRAIT_OK;
+  if ((t->options.accumulate == 1 && t->n_parts == 1) || t->sum) return KRAIT_OK;
   if (t->ctx->cuda) return kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum);
   t->sum = kr_alloc_array(n, sizeof(float));
   KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
@@ -468,7 +500,6 @@ static int32_t open_sums(kr_trainer *t) {
 
 /* From the generator's gradients to its new values. */
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
-  KR_TRY(accumulate(t, &t->generator, t->sum, &step->updated));
   if (step->updated) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
@@ -479,7 +510,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;
-  const kr_adamw o = adamw_of(t, lr);
+  const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
   return kr_optimiser_step(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1, t->options.average_decay);
@@ -491,13 +522,69 @@ static int32_t set_aside(kr_trainer *t, int back) {
   return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside, back ? t->aside : t->discriminator.device, bytes, NULL) : KRAIT_OK;
 }
 
+/* To the generator's graph, or from it. */
+static int32_t hand_over(kr_trainer *t, int64_t part) {
+  for (int k = 0; k < MADE && t->n_parts > 1; k++)
+    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0) KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+static int32_t take_over(kr_trainer *t, int64_t part) {
+  for (int k = MADE; k < HANDED && t->n_parts > 1; k++) KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+
+/* A step of the discriminator alone: the generator's forward pass, and its losses for the log are none. */
+static int32_t step_alone(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, k));
+    KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+    KR_TRY(take_over(t, k));
+  }
+  KR_TRY(step_discriminator(t, lr, judge, user, step));
+  for (int k = 0; k < KR_TERM_DISC_R; k++) step->terms[k] = 0;
+  KR_TRY(sum_terms(t, step));
+  KR_TRY(wait(t));
+  KR_TRY(kr_ranks_check(t->options.ranks));
+  step->alone = 1, step->updated = (t->n_steps + 1) % t->options.accumulate == 0;
+  t->n_steps++, t->n_updates += step->updated && lr > 0;
+  for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(copy(t, t->u[k], t->u_next[0][k], kr_disc_outputs(k)));
+  return KRAIT_OK;
+}
+
+static int32_t run_whole(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
+}
+
+/* Of the generator's terms alone: each part's are means over its items. */
+static int32_t keep_terms(kr_trainer *t, int64_t part) { return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R); }
+
+/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of their own. */
+static int32_t run_parts(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+  for (int64_t k = 0; k < t->n_parts && t->d; k++) {
+    KR_TRY(hand_over(t, k));
+    KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+    KR_TRY(take_over(t, k));
+  }
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, k));
+    KR_TRY(kr_runner_run(t->run_g, NULL));
+    KR_TRY(take_over(t, k));
+    KR_TRY(keep_terms(t, k));
+    KR_TRY(accumulate(t, &t->generator, t->sum, k, t->n_parts, &step->updated));
+  }
+  return KRAIT_OK;
+}
+
 static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
   if (!t->d) KR_TRY(put_seeds(t));
-  KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
-  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  if (is_alone(t)) return step_alone(t, lr, judge, user, step);
+  KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, user, step) : run_parts(t, lr, judge, user, step));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   KR_TRY(sum_terms(t, step));
@@ -521,7 +608,12 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
   for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) on_host(t, t->v_dropout)[i] = 1;
   KR_TRY(put(t, t->v_dropout, NULL, 3 * t->B * KR_DISC_WIDTH));
   for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
-  KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, k));
+    KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
+    KR_TRY(take_over(t, k));
+    KR_TRY(keep_terms(t, k));
+  }
   if (wav) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(read_terms(t, step));
   KR_TRY(sum_terms(t, step));

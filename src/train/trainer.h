@@ -17,8 +17,10 @@ typedef struct kr_train_options {
   double average_decay;     /* of the exponential moving average of the weights; 0: none */
   double weights[KR_TERMS]; /* of the terms in the total; the discriminator's are not read */
   int discriminator;        /* 0: without the metric term */
+  int64_t discriminator_first; /* steps at the beginning in which the discriminator learns alone: a young one pushes a generator that has learnt already */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
+  int64_t at_once;          /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a discriminator one more forward pass */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
   kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */
@@ -50,13 +52,13 @@ int32_t kr_trainer_pull(kr_trainer *t);
 int64_t kr_trainer_steps(const kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
-uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs */
+uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */
 
 typedef struct kr_step {
   double terms[KR_TERMS], phase, total; /* before the update */
   double gradient_norm;                 /* of the generator, before clipping */
   float scores[3 * 64], sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
-  int updated;
+  int updated, alone; /* alone: the discriminator learnt by itself, and the generator's terms are none */
 } kr_step;
 /* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone leaves all as it was before.
  * With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import signal
 import struct
 import subprocess
@@ -142,6 +143,7 @@ def same_text_by_other_ways():
     check(story(here / "shards", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "shards")
     check(story(here / "whole" / "model.safetensors", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "a weights file")
     check(story(here / "whole", "-", "-n", 20, stdin=PROMPT.encode())["text"] == whole["text"], "standard input")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--narrow-states")["text"] == whole["text"], "--narrow-states of float32 weights")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
     for name in ("half", "brain", "two"):
         check(story(here / name, "-p", PROMPT, "-n", 20)["tokens"] == 20, name)
@@ -246,6 +248,172 @@ def quantised():
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
 
 
+def four_bits(data):
+    """The weights of super-blocks of 144 bytes."""
+    values = []
+    for at in range(0, len(data), 144):
+        d, e = struct.unpack("<2e", data[at:at + 4])
+        six, q = data[at + 4:at + 16], data[at + 16:at + 144]
+        scales = [v & 63 for v in six[:4]] + [(six[8 + j] & 15) | six[j] >> 6 << 4 for j in range(4)]
+        minima = [v & 63 for v in six[4:8]] + [six[8 + j] >> 4 | six[4 + j] >> 6 << 4 for j in range(4)]
+        for j in range(8):
+            part = q[j // 2 * 32:j // 2 * 32 + 32]
+            levels = [d * scales[j] * v - e * minima[j] for v in range(16)]
+            values += [levels[v >> 4] for v in part] if j % 2 else [levels[v & 15] for v in part]
+    return values
+
+
+def rms_error(a, b):
+    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a))
+
+
+def quantised_4():
+    """The 4-bit model scores like the one whose weights are the levels that its bits name. Weights of a normal distribution lose 6.9 % of their root mean square (measured)."""
+    for kind, n_four, n_eight in (("mamba1", 4, 3), ("qwen2", 14, 1)):
+        model, four, back = here / f"{kind}-wide", here / f"{kind}-4", here / f"{kind}-4-back"
+        tiny.D = 256
+        tiny.make(model, kind)
+        tiny.D = 32
+        for folder in (four, back):
+            folder.mkdir()
+            for name in ("config.json", "tokenizer.json"):
+                text = (model / name).read_text()
+                (folder / name).write_text(text.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false') if folder == back else text)
+        done = krait("convert", "--quantize", "q4_k", model, four / "model.safetensors")
+        check(done.returncode == 0 and done.stderr == b"", f"--quantize q4_k: {done}")
+        data, was = (four / "model.safetensors").read_bytes(), read_tensors(model / "model.safetensors")
+        n = struct.unpack("<Q", data[:8])[0]
+        header, tensors = json.loads(data[8:8 + n]), []
+        check(header.pop("__metadata__")["quantized"] == "q4_k", "metadata")
+        part = lambda item: data[8 + n:][slice(*item["data_offsets"])]
+        for name, item in header.items():
+            if name.endswith(".q4_k"):
+                own, (rows, words) = name.removesuffix(".q4_k"), item["shape"]
+                values = four_bits(part(item))
+                error = rms_error(was[own][1], values)
+                check(0.05 < error < 0.072, f"{name}: an error of {error}")
+                tensors.append((own, (rows, words // 36 * 256), values))
+            elif name.endswith(".q8_0"):
+                rows, words = item["shape"]
+                scales = struct.unpack(f"<{rows * words // 8}e", part(header[name + ".scales"]))
+                tensors.append((name.removesuffix(".q8_0"), (rows, 4 * words), [scales[i // 32] * v for i, v in enumerate(struct.unpack(f"<{rows * words * 4}b", part(item)))]))
+            elif not name.endswith(".scales"):
+                tensors.append((name, item["shape"], struct.unpack(f"<{(item['data_offsets'][1] - item['data_offsets'][0]) // 4}f", part(item))))
+        check(sum(k.endswith(".q4_k") for k in header) == n_four and sum(k.endswith(".q8_0") for k in header) == n_eight, f"what is quantised: {list(header)}")
+        tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
+        text = ("the rain in the north and a " * 20).encode()
+        exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, four, model))
+        check(abs(got - exact) < 1e-5 * exact, f"{kind}: q4_k scores {got}, its own weights {exact}")
+        check(abs(got - original) < 0.01 * original, f"{kind}: q4_k scores {got}, the original {original}")
+        a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, four))
+        check(a == b, f"{kind}: q4_k says {b!r}, its own weights {a!r}")
+        (four / "model.safetensors").write_bytes(data.replace(b".q4_k", b".q4_z"))
+        check_error(2, "is missing", "generate", four, "-p", "a")
+        (four / "model.safetensors").write_bytes(data)
+
+
+def parts_of(path):
+    """Name: sizes, type and bytes of a safetensors file's tensors."""
+    data = path.read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__")
+    return {k: (v["shape"], v["dtype"], data[8 + n:][slice(*v["data_offsets"])]) for k, v in header.items()}
+
+
+def gguf_tensors(path):
+    """The tensors of a safetensors file as llama.cpp's converter writes them; q8_0 and q4_k, which krait makes, as their blocks."""
+    items, tensors = parts_of(path), []
+    for name, (shape, kind, blob) in items.items():
+        own = name.removesuffix(".q8_0").removesuffix(".q4_k")
+        if name.endswith(".scales") or (own == "lm_head.weight" and "backbone.embeddings.weight" in items):
+            continue
+        if name.endswith(".q8_0"):
+            scales = items[name + ".scales"][2]
+            shape, kind, blob = [shape[0], 4 * shape[1]], "Q8_0", b"".join(scales[2 * i:2 * i + 2] + blob[32 * i:32 * i + 32] for i in range(len(scales) // 2))
+        elif name.endswith(".q4_k"):
+            shape, kind = [shape[0], shape[1] // 36 * 256], "Q4_K"
+        if len(shape) != 2 or name.endswith("A_log"): # the converter writes what is no matrix as F32, and A itself
+            values = [struct.unpack("<f", b"\0\0" + blob[i:i + 2])[0] for i in range(0, len(blob), 2)] if kind == "BF16" else struct.unpack(f"<{len(blob) // (2 if kind == 'F16' else 4)}{'e' if kind == 'F16' else 'f'}", blob)
+            values = [-math.exp(v) for v in values] if name.endswith("A_log") else values
+            kind, blob = "F32", struct.pack(f"<{len(values)}f", *values)
+            shape = [shape[0], 1] if name.endswith("A_log") and len(shape) == 1 else shape
+        tensors.append((tiny.gguf_name(own), [shape[0], shape[2]] if len(shape) == 3 else shape, kind, blob))
+    return tensors
+
+
+def score_of(model, text):
+    done = krait("score", model, "-", "--json", stdin=text)
+    check(done.returncode == 0, f"score {model}: {done.stderr!r}")
+    return json.loads(done.stdout)["nats_per_token"] if done.returncode == 0 else math.nan
+
+
+def gguf():
+    """A GGUF file says what the folder of the same weights says, whatever its type."""
+    text = ("the rain in the north and a " * 20).encode()
+    for folder in ("mamba1", "falcon", "two", "qwen2", "half", "brain", "mamba1-8", "mamba2-8", "mamba1-4"):
+        file = here / f"{folder}.gguf"
+        tiny.write_gguf(file, tiny.gguf_values(here / folder), gguf_tensors(here / folder / "model.safetensors"))
+        want, got = score_of(here / folder, text), score_of(file, text)
+        # of a quantised folder the output matrix is quantised too, of the file it is the embedding
+        check(abs(got - want) < (1e-6 if "-" not in folder else 5e-3) * want, f"{folder}: as GGUF {got}, as a folder {want}")
+        check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: another text")
+    done = krait("info", here / "mamba1.gguf")
+    check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
+    done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
+    check(done.returncode == 0 and parts_of(here / "of-gguf.safetensors")["lm_head.weight.q8_0"] == parts_of(here / "mamba1-8" / "model.safetensors")["lm_head.weight.q8_0"], f"convert of GGUF: {done}")
+
+
+def six_bits():
+    """Q6_K, whose super-blocks are float16 in memory: random bytes, widened here by its definition."""
+    rng = random.Random(3)
+    values, tensors = tiny.gguf_values(here / "mamba1-wide"), gguf_tensors(here / "mamba1-wide" / "model.safetensors")
+    file, back = here / "six.gguf", here / "six-back.gguf"
+    for i, (name, shape, kind, blob) in enumerate(tensors):
+        if name != "blk.1.ssm_out.weight":
+            continue
+        blocks = [rng.randbytes(192) + struct.pack("<16be", *(rng.randint(-128, 127) for _ in range(16)), 3e-5) for _ in range(shape[0] * shape[1] // 256)]
+        wide = []
+        for block in blocks:
+            d, scales = struct.unpack("<e", block[208:])[0], struct.unpack("<16b", block[192:208])
+            for k in range(256):
+                half, part, at = k // 128, k % 128 // 32, k % 32
+                low = block[64 * half + 32 * (part & 1) + at] >> (4 if part > 1 else 0) & 15
+                wide.append(d * scales[k // 16] * ((low | (block[128 + 32 * half + at] >> 2 * part & 3) << 4) - 32))
+        six = (name, shape, "Q6_K", b"".join(blocks))
+        tiny.write_gguf(file, values, tensors[:i] + [six] + tensors[i + 1:])
+        tiny.write_gguf(back, values, tensors[:i] + [(name, shape, "F16", struct.pack(f"<{len(wide)}e", *wide))] + tensors[i + 1:])
+    check(score_of(file, b"the rain in the north") == score_of(back, b"the rain in the north"), "Q6_K")
+
+
+def gguf_refused():
+    folder, file = here / "mamba1", here / "bad.gguf"
+    values, tensors = tiny.gguf_values(folder), gguf_tensors(folder / "model.safetensors")
+    whole = (here / "mamba1.gguf").read_bytes()
+
+    def bad(sentence, change=None, keep=None, data=None, exit_status=2):
+        tiny.write_gguf(file, {k: v for k, v in {**values, **(change or {})}.items() if v is not None}, tensors if keep is None else keep)
+        if data is not None:
+            file.write_bytes(data)
+        check_error(exit_status, sentence, "generate", file, "-p", "a", "-n", 1)
+
+    bad("its general.architecture is 'llama'", {"general.architecture": "llama"})
+    bad("tokenizer.ggml.pre is 'falcon'", {"tokenizer.ggml.pre": "falcon"})
+    bad("no tokenizer.ggml.merges", {"tokenizer.ggml.merges": None})
+    bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None})
+    bad("is not 'gpt2'", {"tokenizer.ggml.model": "llama"})
+    bad("is missing", keep=tensors[:-1])
+    bad("is of type Q5_K", keep=[(n, s, 13 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
+    bad("is of ggml's type 99", keep=[(n, s, 99 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
+    bad("no whole blocks of 256", keep=[(n, s, "Q4_K" if "ssm_in" in n else k, b) for n, s, k, b in tensors])
+    bad("one of the 3 files of a model", {"split.count": 3})
+    bad("does not say num_hidden_layers", {"mamba.block_count": None})
+    bad("is not finite", keep=[(n, s, k, b"\0\0\x80?" * (len(b) // 4) if n.endswith("ssm_a") else b) for n, s, k, b in tensors])
+    bad("truncated or lies", data=whole[:-100])
+    bad("truncated or lies", data=whole[:1000])
+    bad("GGUF of version 1", data=whole[:4] + b"\1" + whole[5:])
+
+
 def refused():
     bad = here / "bad"
     tiny.make(bad, shards=2)
@@ -317,6 +485,7 @@ def little_memory():
 
 
 def interrupted():
+    """Where a state is asked for, Ctrl-C ends the text and keeps it; a second one, or without a state the first, ends the program."""
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1", "--save-state", str(here / "never.state")], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     first = os.read(child.stdout.fileno(), 1)
@@ -325,7 +494,13 @@ def interrupted():
     rest, errors = child.communicate(timeout=60)
     check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
     check(len(rest) > 100, "tokens were streamed until Ctrl-C")
-    check(not (here / "never.state").exists(), "no state file after Ctrl-C")
+    check(b"never.state has what was read and generated" in errors, f"Ctrl-C: {errors!r}")
+    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text until then")
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.read(child.stdout.fileno(), 1)
+    child.send_signal(signal.SIGINT)
+    rest, errors = child.communicate(timeout=60)
+    check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
 
 
 against_plain("mamba1")
@@ -336,6 +511,10 @@ sampling(whole)
 stops(whole)
 several()
 quantised()
+quantised_4()
+gguf()
+six_bits()
+gguf_refused()
 refused()
 little_memory()
 interrupted()

@@ -82,6 +82,27 @@ with tempfile.TemporaryDirectory() as base:
     check((base / "recompute0" / "best.safetensors").read_bytes() == (base / "recompute1" / "best.safetensors").read_bytes(), "recomputation leaves the bits as they are")
     sizes = [json.loads(krait("bench", "train", config, f"recompute={k}", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"] for k in "01"]
     check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
+
+    # an item after the other: less memory, the same losses
+    done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "at_once=1", "--device", "cpu"))
+    check(done.returncode == 0, f"at_once=1: {done}")
+    ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("recompute0", "parts")]
+    check(all(abs(ends[1][k] - v) <= 1e-4 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 comes to the same losses: {ends}")
+    size = json.loads(krait("bench", "train", config, "at_once=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
+    check(size < 0.7 * sizes[0], f"at_once=1 takes less memory: {size} of {sizes[0]}")
+    check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "at_once=2", "--device", "cpu"))
+
+    # the discriminator learns by itself at first: the model stays as it was until then, and an interrupted run goes on with the same bits
+    def first(name, n, steps, *more):
+        done = krait(*train(base / name, config, "--threads", "2", "--steps", str(steps), f"discriminator_first={n}", "--device", "cpu", *more))
+        check(done.returncode == 0, f"discriminator_first={n}: {done}")
+        return (base / name / "best.safetensors").read_bytes()
+
+    before, later = first("first2", 2, 2), first("first3", 2, 3)
+    check(before == first("first1", 1, 1) and before != later and first("first2", 2, 3, "--resume") == later, "the model moves behind the discriminator's steps")
+    check((base / "first2" / "checkpoint.safetensors").read_bytes() == (base / "first3" / "checkpoint.safetensors").read_bytes(), "resumed among the discriminator's steps: the same bits")
+    rows = [json.loads(line) for line in (base / "first3" / "log.jsonl").read_text().splitlines()]
+    check([row["total"] == 0 for row in rows] == [True, True, False] and rows[1]["disc_r"] < rows[0]["disc_r"], f"terms of the discriminator's steps: {rows}")
     check_error(2, "not float32 or tf32", "bench", "train", config, "precision=half")
 
     # what a step takes: no recordings are needed, and all calls are told

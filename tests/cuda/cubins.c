@@ -8,6 +8,7 @@
 
 #include "cuda.h"
 #include "dlib.h"
+#include "packed_code.h"
 #include <krait/krait.h>
 
 static const char base_text[] = "base", ampere_text[] = "ampere", other_text[] = "other", exact_image[] = "\177ELF exact", newer_image[] = "\177ELF newer";
@@ -15,13 +16,14 @@ static const kr_cubin cubins[] = {{"one", "ampere", 86, newer_image, sizeof newe
 
 uint64_t kr_cuda_built_tiers(void) { return KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE; }
 const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < 2 ? &cubins[index] : NULL; }
+static const struct { const char *module, *tier, *text; } texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {
-  static const struct { const char *module, *tier, *text; } texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
+  (void)text, (void)bytes;
   if (index < 0 || index >= 3) return 0;
   *module = texts[index].module, *tier = texts[index].tier;
-  if (text) *text = texts[index].text, *bytes = 1;
   return 1;
 }
+int32_t kr_cuda_text(int index, const char **text) { return *text = texts[index].text, KRAIT_OK; }
 
 static void (*fail_at)(long n, int result);
 static int (*n_held)(void);

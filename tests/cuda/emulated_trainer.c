@@ -107,6 +107,7 @@ static void every_stage(void **state) {
   options.weights[KR_TERM_PHASE_IP] = options.weights[KR_TERM_PHASE_GD] = options.weights[KR_TERM_PHASE_IAF] = 0; /* the slope of an angle has a jump */
   for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
     kr_emulated_order((int)i % KR_N_ORDERS);
+    options.at_once = i == 2; /* an item after the other */
     compare_steps(models[i], &options, 1);
   }
 }

@@ -108,6 +108,32 @@ static void shapes_that_do_not_fit_are_named(void **state) {
   assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (64,1,4), must be (D,W)");
 }
 
+#define ROW(args, field, ...) {offsetof(args, field), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}}
+
+static void check_refusal(int32_t status, const char *sentence) {
+  assert_int_equal(status, KRAIT_ERR_SHAPE);
+  assert_string_equal(krait_error_detail(), sentence);
+}
+
+/* For callers who know shapes alone. */
+static void sizes_of_args_come_from_shapes(void **state) {
+  (void)state;
+  krait_causal_conv1d_args a = {.call.size = sizeof a};
+  krait_shape shapes[] = {ROW(krait_causal_conv1d_args, x, 2, 64, 100), ROW(krait_causal_conv1d_args, weight, 64, 4), ROW(krait_causal_conv1d_args, bias, -1)};
+  assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 3), KRAIT_OK);
+  assert_true(a.B == 2 && a.D == 64 && a.L == 100 && a.W == 4);
+  shapes[1].size[0] = 96;
+  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2), "causal_conv1d: x must be (B,D,L), weight (D,W); got x (2,64,100), weight (96,4): weight is (96,4), must be (D,W) = (64,4)");
+  shapes[1].n_dims = 5;
+  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2), "causal_conv1d: weight has 5 dimensions");
+  krait_ssd_args s = {.call.size = sizeof s};
+  const krait_shape rows[] = {ROW(krait_ssd_args, x, 2, 9, 4, 3), ROW(krait_ssd_args, dt, 2, 9, 4), ROW(krait_ssd_args, A, 4), ROW(krait_ssd_args, Bmat, 2, 9, 3, 5), ROW(krait_ssd_args, Cmat, 2, 9, 3, 5)};
+  check_refusal(krait_args_sizes("ssd", &s, rows, 5), "ssd: x must be (B,L,H,P), dt (B,L,H), A (H), Bmat and Cmat (B,L,G,N); got x (2,9,4,3), dt (2,9,4), A (4), Bmat (2,9,3,5), Cmat (2,9,3,5): H 4 is not a multiple of G 3");
+  assert_int_equal(krait_args_sizes("nothing", &a, shapes, 2), KRAIT_ERR_ARGUMENT);
+  shapes[0].view = 1;
+  assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 1), KRAIT_ERR_ARGUMENT);
+}
+
 /* Every input with a gradient has it in the gradient op, with its sizes, and what is read again has a source. */
 static void gradients_belong_to_inputs(void **state) {
   (void)state;
@@ -203,6 +229,6 @@ static void plans_run_on_other_addresses(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tensors_of_random_calls_are_listed_with_their_sizes), cmocka_unit_test(sizes_come_from_shapes), cmocka_unit_test(shapes_that_do_not_fit_are_named),
-      cmocka_unit_test(gradients_belong_to_inputs), cmocka_unit_test(plans_run_on_other_addresses), cmocka_unit_test(a_gradient_call_begins_as_the_forward_call_was)};
+      cmocka_unit_test(gradients_belong_to_inputs), cmocka_unit_test(sizes_of_args_come_from_shapes), cmocka_unit_test(plans_run_on_other_addresses), cmocka_unit_test(a_gradient_call_begins_as_the_forward_call_was)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,6 +65,23 @@ def test_updates(device):
     assert all(torch.allclose(a, b) for a, b in zip(args, twins))
 
 
+def test_ssd(device):
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+    A = (-torch.rand(4, device=device)).requires_grad_()
+    check(lambda x, dt, A, B, C, D: mamba_chunk_scan_combined(x * 2, dt.abs(), A, B, C, 16, D=D, z=x, dt_softplus=True) + 1,
+          [leaf(2, 19, 4, 6, device=device), leaf(2, 19, 4, device=device), A, leaf(2, 19, 2, 5, device=device), leaf(2, 19, 2, 5, device=device),
+           leaf(4, device=device)], (1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(device, causal):
+    from flash_attn import flash_attn_func, flash_attn_varlen_func
+    offsets = torch.tensor([0, 5, 5, 18], dtype=torch.int32, device=device)
+    qkv = [leaf(2, 9, 4, 16, device=device), leaf(2, 9, 2, 16, device=device), leaf(2, 9, 2, 16, device=device)]
+    check(lambda q, k, v: flash_attn_func(q * 2, k, v, causal=causal, window_size=(3, -1)) + 1, qkv)
+    check(lambda q, k, v: flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), offsets, offsets, 13, 13, causal=causal), qkv)
+
+
 @pytest.mark.parametrize("bimamba", [False, True])
 def test_mamba(device, bimamba):
     from mamba_ssm import Mamba

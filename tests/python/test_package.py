@@ -43,11 +43,11 @@ def test_packed_structs_are_what_cffi_sees():
     x, weight = torch.randn(2, 8, 9)[..., ::2], torch.randn(8, 4, dtype=torch.float64).half()
     call, seen = _call.Call(_call.Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")), []
     tensors = (x, weight, None, None, None, x, None)
-    call.pack(tensors, 5, B=1, D=2, L=3, W=4, activation=1)
+    call.pack(tensors, 5, activation=1)
     call.invoke = lambda context, args: seen.append(args) or 0
     call.run(tensors)
     args = _args_of(seen[0])
-    assert (args.call.size, args.call.flags, args.B, args.D, args.L, args.W, args.activation) == (len(seen[0]), 5, 1, 2, 3, 4, 1)
+    assert (args.call.size, args.call.flags, args.B, args.D, args.L, args.W, args.activation) == (len(seen[0]), 5, 2, 8, 5, 4, 1)
     assert int(_load.ffi().cast("intptr_t", args.x.data)) == x.data_ptr() and list(args.x.stride) == [72, 9, 2, 0] and args.x.dtype == 0
     assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1
     assert args.bias.data == _load.ffi().NULL and args.out.data == args.x.data

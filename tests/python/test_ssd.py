@@ -191,6 +191,32 @@ def test_nan_of_a_later_token(device):
     refs.close(out, plain, refs.TOLERANCES[torch.bfloat16])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_million_tokens(device, dtype):
+    """Ones in every tensor: the state is a geometric series, and its gradient is one backwards."""
+    length, n, p, d = 1 << 20, 8, 8, 0.0625
+    t = dict(x=torch.ones(1, length, 1, p, dtype=dtype, device=device, requires_grad=True), dt=torch.full((1, length, 1), d, dtype=dtype, device=device),
+             A=torch.tensor([-0.1], device=device), **{k: torch.ones(1, length, 1, n, dtype=dtype, device=device) for k in "BC"})
+    out, final, _ = ssd(**t, return_final_states=True)
+    i = torch.arange(length, dtype=torch.float64)
+    wanted = d * torch.expm1(-0.1 * d * (i + 1)) / math.expm1(-0.1 * d)
+    bound = (1e-4, 1e-4) if dtype is torch.float32 else (1e-2, 1e-2)
+    refs.close(out[0, :, 0, 3], n * wanted, bound)
+    refs.close(final[0, 0], torch.full((p, n), float(wanted[-1])), bound)
+    (grad,) = torch.autograd.grad(out[..., 3].float().sum(), t["x"])
+    refs.close(grad[0, :, 0, 3], n * wanted.flip(0), bound)
+    assert not grad[..., 4].any()
+
+
+def test_an_index_that_comes_again(device):
+    """seq_idx need not rise: every change of it begins a sequence. Below 0: no output, no state."""
+    t = {k: v.detach() for k, v in make(device, b=1, length=12).items()}
+    marks = [torch.tensor([v], dtype=torch.int32, device=device) for v in ([5] * 4 + [2] * 3 + [5] * 5, [1] * 4 + [2] * 3 + [3] * 5, [1] * 4 + [-1] * 3 + [3] * 5)]
+    outs = [ssd(**t, seq_idx=m, dt_softplus=True, return_final_states=True)[:2] for m in marks]
+    assert all(torch.equal(a, b) for a, b in zip(*outs[:2])) and torch.equal(outs[2][1], outs[1][1])
+    assert not outs[2][0][:, 4:7].any() and torch.equal(outs[2][0][:, 7:], outs[1][0][:, 7:])
+
+
 @pytest.mark.parametrize("where", ["x", "dt", "B", "C", "z", "dout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_with_nan(device, where, dtype):

@@ -37,7 +37,7 @@ static const float *find(const kr_weights *file, const char *name) {
   return w ? w->data : NULL;
 }
 
-static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B) {
+static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once) {
   char file[128];
   kr_pk_config c;
   krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = KRAIT_FALLBACK_NEVER};
@@ -48,7 +48,9 @@ static void open_fixture(fixture *f, const char *name, const char *kind, int64_t
   snprintf(file, sizeof file, "%s.%s.golden.safetensors", name, kind), f->golden = open_file(file);
   assert_int_equal(kr_config_open(f->weights, NULL, NULL, &f->config), KRAIT_OK);
   assert_int_equal(kr_pk_config_read(kr_config_model(f->config), f->config, &c), KRAIT_OK);
-  if (kr_trainer_open(f->ctx, &c, &kr_train_defaults, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
+  kr_train_options how = kr_train_defaults;
+  how.at_once = at_once;
+  if (kr_trainer_open(f->ctx, &c, &how, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
   kr_parameters *g = kr_trainer_generator(f->trainer), *d = kr_trainer_discriminator(f->trainer);
   if (kr_parameters_read(g, f->weights, "", g->value) < 0 || kr_parameters_read(d, f->disc, "", d->value) < 0) fail_msg("%s", krait_error_detail());
   for (int k = 0; k < KR_DISC_NORMS; k++) {
@@ -155,7 +157,7 @@ static void check_gradients(const fixture *f, const char *name, const kr_paramet
   if (!(worst <= bound)) fail_msg("%s: the gradient of %s is off by %.2e relative", name, of, worst);
 }
 
-static const struct { const char *name; int64_t B_loss, B_steps; } cases[] = {{"mamba", 2, 2}, {"gru", 1, 1}, {"lstm", 2, 2}};
+static const struct { const char *name; int64_t B_loss, B_steps, at_once; } cases[] = {{"mamba", 2, 2, 0}, {"mamba", 2, 2, 1}, {"gru", 1, 1, 0}, {"lstm", 2, 2, 1}};
 
 static int is_missing(void) {
   if (access(SHARED_GOLDEN, R_OK) == 0) return 0;
@@ -169,7 +171,7 @@ static void losses_and_gradients(void **state) {
   if (is_missing()) skip();
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     kr_step step;
-    open_fixture(&f, cases[i].name, "loss", cases[i].B_loss);
+    open_fixture(&f, cases[i].name, "loss", cases[i].B_loss, cases[i].at_once);
     const kr_batch batch = batch_of(&f, 0);
     if (kr_trainer_step(f.trainer, &batch, 0, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
     check_terms(&f, cases[i].name, &step, "golden.loss.", 0, 1e-5);
@@ -194,7 +196,7 @@ static void five_steps(void **state) {
   if (is_missing()) skip();
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     kr_step step;
-    open_fixture(&f, cases[i].name, "steps", cases[i].B_steps);
+    open_fixture(&f, cases[i].name, "steps", cases[i].B_steps, cases[i].at_once);
     for (int k = 0; k < 5; k++) {
       const kr_batch batch = batch_of(&f, k);
       if (kr_trainer_step(f.trainer, &batch, 5e-4, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());

@@ -5,12 +5,12 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, refuse_negative_bit, signer
+from .._call import ANY, Call, Operator, refuse_negative_bit, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "block_table", "alibi_slopes",
            "sinks", "rng")
-_SHARED = dict(q=(0, 4), k=(0, 4), v=(0, 4), out=(0, 4), lse=(0, 3), alibi_slopes=(0, 2))
+_SHARED = dict(q=(0, 4), k=(0, 4), v=(0, 4), out=(0, 4), lse=(0, 3), alibi_slopes=(0, 2, ANY))
 FORWARD = Operator("attention", " ".join(_INPUTS) + " out lse", **_SHARED)
 BACKWARD = Operator("attention_bwd", "q k v cu_seqlens_q cu_seqlens_k seqused_q seqused_k alibi_slopes sinks rng out lse dout dlse dq dk dv dsinks",
                     dout=(0, 4), dq=(0, 4), dk=(0, 4), dv=(0, 4), dlse=(0, 3), **_SHARED)
@@ -23,40 +23,29 @@ _FREE = (0, 1, 2)                                    # of _INPUTS: those with gr
 _SINKS = _INPUTS.index("sinks")
 
 
-def _refuse(tensors):
-    given = ", ".join("%s %s %s" % (n, tuple(t.shape), t.dtype) for n, t in zip(_INPUTS, tensors) if t is not None)
-    raise RuntimeError("attention: q must be (B, Lq, H, D), or (tokens, H, D) with cu_seqlens_q; k and v (B, Lk, Hk, D), (tokens, Hk, D) with cu_seqlens_k, or "
-                       "(pages, page, Hk, D) with block_table (B, most pages), all of one type, D at most 256, H a multiple of Hk; lengths and offsets int32, "
-                       "alibi_slopes (H) or (B, H) float32, sinks (H); got " + given)
-
-
 def _sequences(q, cu_seqlens_q):
     return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
 
 
+def _need_dims(name, t, cu_seqlens):
+    """(tokens, heads, features) only where offsets say which are whose."""
+    if t.dim() != (4 if cu_seqlens is None else 3):
+        raise RuntimeError("%s has %d dimensions, must be (B, L, H, D), or (tokens, H, D) with cu_seqlens" % (name, t.dim()))
+
+
 def _check(tensors):
     """-> the tensors. What sequences hold is checked by the operator."""
-    q, k, v, cu_q, cu_k, used_q, used_k, leftpad, rows, table, slopes, sinks, _ = tensors
-    good = q.dim() == (4 if cu_q is None else 3) and k.dim() == v.dim() == (4 if cu_k is None else 3) and k.dtype == v.dtype == q.dtype
-    good = good and all([t is None or (t.dim() == 1 and t.dtype == torch.int32) for t in (cu_q, cu_k, used_q, used_k, leftpad, rows)])
-    if good:
-        b, (h, d), hk = _sequences(q, cu_q), q.shape[-2:], k.shape[-2]
-        good = (k.shape[-1] == d <= 256 and v.shape[-1] <= 256 and k.shape[:-1] == v.shape[:-1] and hk > 0 and h % hk == 0
-                and all([t is None or t.shape[0] == b for t in (used_q, used_k, leftpad, rows, table)]) and (cu_k is None or cu_k.shape[0] == b + 1)
-                and (cu_k is not None or table is not None or rows is not None or k.shape[0] == b)
-                and (table is None or (table.dim() == 2 and table.dtype == torch.int32))
-                and (slopes is None or slopes.shape in ((h,), (b, h))) and (sinks is None or sinks.shape == (h,)))
-    if not good:
-        _refuse(tensors)
+    q, k, v, cu_q, cu_k = tensors[:5]
+    for name, t, cu_seqlens in (("q", q, cu_q), ("k", k, cu_k), ("v", v, cu_k)):
+        _need_dims("attention: " + name, t, cu_seqlens)
+    if not is_traced():
+        FORWARD.sizes(tensors)
     return tensors
 
 
-def _numbers(tensors, options):
-    q, k, v, cu_q, cu_k, *_, table, _, _, _ = tensors
+def _numbers(options):
     scale, softcap, dropout, left, right, _, max_q, max_k, _ = options
-    return dict(B=_sequences(q, cu_q), Lq=q.shape[-3], Lk=k.shape[-3], H=q.shape[-2], Hk=k.shape[-2], D=q.shape[-1], Dv=v.shape[-1],
-                Bk=1 if cu_k is not None else k.shape[0], n_pages=0 if table is None else table.shape[1], max_q=max_q, max_k=max_k,
-                window_left=left, window_right=right, scale=scale, softcap=softcap, dropout=dropout)
+    return dict(max_q=max_q, max_k=max_k, window_left=left, window_right=right, scale=scale, softcap=softcap, dropout=dropout)
 
 
 def _flags(options):
@@ -80,7 +69,7 @@ def _run_forward(call, *inputs):
     out, lse = _empty(tensors[0], tensors[2], tensors[3], options[-1])
     tensors = (*tensors, out, lse)
     if call.words is None:
-        call.pack(tensors, _flags(options), **_numbers(tensors[:len(_INPUTS)], options))
+        call.pack(tensors, _flags(options), **_numbers(options))
     call.run(tensors)
     return out, lse
 
@@ -90,7 +79,7 @@ def run_backward(call, inputs, options, out, lse, dout, dlse, grads):
     q, k, v, cu_q, cu_k, used_q, used_k, _, _, _, slopes, sinks, rng = inputs
     tensors = (q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks, rng, out, lse, dout, dlse, *grads)
     if call.words is None:
-        call.pack(tensors, _flags(options), **_numbers(inputs, options))
+        call.pack(tensors, _flags(options), **_numbers(options))
     call.run(tensors)
 
 
@@ -198,8 +187,7 @@ def _run_rotary(call, x, cos, sin, offsets, cu_seqlens, flags, out=None):
     out = torch.empty_like(x) if out is None else out
     tensors = (x, cos, sin, offsets, cu_seqlens, out)
     if call.words is None:
-        b = _sequences(x, cu_seqlens)
-        call.pack(tensors, flags, B=b, L=x.shape[-3], H=x.shape[-2], D=x.shape[-1], R=cos.shape[1], T=cos.shape[0])
+        call.pack(tensors, flags)
     call.run(tensors)
     return out
 
@@ -239,11 +227,9 @@ class _RotaryInPlace(torch.autograd.Function):
 
 
 def _check_rotary(x, cos, sin, offsets, cu_seqlens):
-    good = x.dim() == (4 if cu_seqlens is None else 3) and cos.dim() == 2 and sin.shape == cos.shape and 2 * cos.shape[1] <= x.shape[-1]
-    good = good and all([t is None or (t.dim() == 1 and t.dtype == torch.int32) for t in (offsets, cu_seqlens)])
-    if not good or (offsets is not None and offsets.shape[0] != _sequences(x, cu_seqlens)):
-        raise RuntimeError("rotary: x must be (B, L, H, D), or (tokens, H, D) with cu_seqlens (sequences + 1) int32; cos and sin (positions, R), 2 R at most D; "
-                           "offsets (B) int32; got x %s, cos %s, sin %s" % (tuple(x.shape), tuple(cos.shape), tuple(sin.shape)))
+    _need_dims("rotary: x", x, cu_seqlens)
+    if not is_traced():
+        _ROTARY.sizes((x, cos, sin, offsets, cu_seqlens))
     return x, cos, sin, offsets, cu_seqlens
 
 
@@ -283,9 +269,7 @@ def append(k: Tensor, v: Tensor, cos: Optional[Tensor], sin: Optional[Tensor], c
     """Writes k and v (B, L, Hk, D) behind the cache_seqlens (B) tokens that are there, keys turned by position -> their new counts."""
     used = torch.empty(k.shape[0], dtype=torch.int32, device=k.device)
     tensors = (k, v, cos, sin, cache_seqlens, cache_batch_idx, block_table, k_cache, v_cache, used)
-    rows, turns = (0, 0) if cos is None else (cos.shape[0], cos.shape[1])
-    _APPEND.run(tensors, _INTERLEAVED if interleaved else 0, B=k.shape[0], L=k.shape[1], Hk=k.shape[2], D=k.shape[3], Dv=v.shape[3], R=turns, T=rows,
-                Bk=k_cache.shape[0], Lk=k_cache.shape[1], n_pages=0 if block_table is None else block_table.shape[1])
+    _APPEND.run(tensors, _INTERLEAVED if interleaved else 0)
     return used
 
 

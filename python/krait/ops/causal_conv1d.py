@@ -29,35 +29,16 @@ def _empty_states(x, width):
     return torch.empty(x.shape[0], width, x.shape[1], dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
-def _refuse(x, weight, bias, seq_idx, initial_states):
-    names = ("x", "weight", "bias", "seq_idx", "initial_states")
-    given = ", ".join("%s %s %s" % (n, tuple(t.shape), t.dtype) for n, t in zip(names, (x, weight, bias, seq_idx, initial_states))
-                      if t is not None)
-    raise RuntimeError("causal_conv1d: x must be (B, D, L), weight (D, W), bias (D), seq_idx (B, L) int32, initial_states "
-                       "(B, D, W-1); got " + given)
-
-
-def _check(x, weight, bias, seq_idx, initial_states):
+def _checked(x, weight, bias, seq_idx, initial_states):
     """-> the tensors."""
-    good = x.dim() == 3 and weight.dim() == 2
-    if good:
-        b, d, length = x.shape
-        good = (weight.shape[0] == d and (bias is None or bias.shape == (d,))
-                and (seq_idx is None or (seq_idx.dtype == torch.int32 and seq_idx.shape == (b, length)))
-                and (initial_states is None or initial_states.shape == (b, d, weight.shape[1] - 1)))
-    if not good:
-        _refuse(x, weight, bias, seq_idx, initial_states)
+    if not is_traced():
+        FORWARD.sizes((x, weight, bias, seq_idx, initial_states))
     return x, weight, bias, seq_idx, initial_states
-
-
-def _numbers(x, weight, silu):
-    b, d, length = x.shape
-    return dict(B=b, D=d, L=length, W=weight.shape[1], activation=silu)
 
 
 def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
     """The plain call, into given outputs."""
-    FORWARD.run((*_check(x, weight, bias, seq_idx, initial_states), out, final), _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+    FORWARD.run((x, weight, bias, seq_idx, initial_states, out, final), _REVERSE if reverse else 0, activation=silu)
 
 
 def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
@@ -68,7 +49,7 @@ def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, r
 def run_backward_call(call, x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
     tensors = (x, weight, bias, seq_idx, initial_states, dout, dfinal, dx, dweight, dbias, dinitial)
     if call.words is None:
-        call.pack(tensors, _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+        call.pack(tensors, _REVERSE if reverse else 0, activation=silu)
     call.run(tensors)
 
 
@@ -113,7 +94,7 @@ def run_call(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want
     final = _empty_states(x, weight.shape[1] - 1) if want_final else None
     tensors = (x, weight, bias, seq_idx, initial_states, out, final)
     if call.words is None:
-        call.pack(tensors, _REVERSE if reverse else 0, **_numbers(x, weight, silu))
+        call.pack(tensors, _REVERSE if reverse else 0, activation=silu)
     call.run(tensors)
     return out, final
 
@@ -135,47 +116,25 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
         assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
     tensors, options = (x, weight, bias, seq_idx, initial_states), (activation_code(activation) == 1, bool(reverse), bool(return_final_states))
     if is_traced():
-        result = _forward(*_check(*tensors), *options)
+        result = _forward(*_checked(*tensors), *options)
         return result if return_final_states else result[0]
     key = _signature(tensors, options)
     call = FORWARD.known.get(key)
     if call is None:
-        call, tensors = FORWARD.keep(_signature, options, _check(*tensors))
+        call, tensors = FORWARD.keep(_signature, options, _checked(*tensors))
     result = (_apply if call.has_gradients and is_grad_enabled() else run_call)(call, *tensors, *options)
     return result if return_final_states else result[0]
 
 
-def _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
-    names = ("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices")
-    given = ", ".join("%s %s %s" % (n, tuple(t.shape), t.dtype) for n, t in
-                      zip(names, (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)) if t is not None)
-    raise RuntimeError("causal_conv1d_update: x must be (B, D) or (B, D, L), conv_state (B or more, D, S >= W-1), weight (D, W), "
-                       "bias (D), cache_seqlens and conv_state_indices (B) int32; got " + given)
-
-
-def _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
-    """-> the tensors."""
-    good = 2 <= x.dim() <= 3 and conv_state.dim() == 3 and weight.dim() == 2
-    if good:
-        b, d = x.shape[:2]
-        n_states, dim, room = conv_state.shape
-        good = (dim == d and weight.shape[0] == d and room >= weight.shape[1] - 1 and (bias is None or bias.shape == (d,))
-                and (conv_state_indices is not None or n_states == b)
-                and all([t is None or (t.dtype == torch.int32 and t.shape == (b,)) for t in (cache_seqlens, conv_state_indices)]))
-    if not good:
-        _refuse_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    return x, conv_state, weight, bias, cache_seqlens, conv_state_indices
-
-
-def _update_numbers(x, conv_state, weight, silu):
-    return dict(B=x.shape[0], D=x.shape[1], L=x.shape[2] if x.dim() == 3 else 1, W=weight.shape[1], S=conv_state.shape[2],
-                n_states=conv_state.shape[0], activation=silu)
+def _checked_update(*tensors):
+    if not is_traced():
+        _UPDATE.sizes(tensors)
+    return tensors
 
 
 def run_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
     """The plain call, into a given output."""
-    tensors = _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-    _UPDATE.run((*tensors, out), **_update_numbers(x, conv_state, weight, silu))
+    _UPDATE.run((x, conv_state, weight, bias, cache_seqlens, conv_state_indices, out), activation=silu)
 
 
 def _fake_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
@@ -194,17 +153,16 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     """One or more new tokens against a running state, which is updated in place."""
     silu = activation_code(activation) == 1
     if is_traced():
-        _check_update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
         return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
     inputs = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     key = _update_signature(inputs, (silu,))
     call = _UPDATE.known.get(key)
     if call is None:
         refuse_negative_bit("causal_conv1d_update", conv_state)
-        call, inputs = _UPDATE.keep(_update_signature, (silu,), _check_update(*inputs))
+        call, inputs = _UPDATE.keep(_update_signature, (silu,), _checked_update(*inputs))
     tensors = (*inputs, torch.empty_like(x))
     if call.words is None:
-        call.pack(tensors, **_update_numbers(x, conv_state, weight, silu))
+        call.pack(tensors, activation=silu)
     call.run(tensors)
     return tensors[6]
 
@@ -216,7 +174,7 @@ def _fake_varlen(x, cu_seqlens, state_len):
 def _run_varlen(call, x, cu_seqlens, state_len):
     tensors = (x, cu_seqlens, _fake_varlen(x, cu_seqlens, state_len))
     if call.words is None:
-        call.pack(tensors, S=cu_seqlens.shape[0] - 1, D=x.shape[1], total=x.shape[0], state_len=state_len)
+        call.pack(tensors)
     call.run(tensors)
     return tensors[2]
 
@@ -232,9 +190,8 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     key = None if traced else _varlen_signature((x, cu_seqlens), (state_len,))
     call = None if traced else _VARLEN.known.get(key)
     if call is None:
-        if x.dim() != 2 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
-            raise RuntimeError("causal_conv1d_varlen_states: x must be (total, D) and cu_seqlens (S+1), got %s and %s"
-                               % (tuple(x.shape), tuple(cu_seqlens.shape)))
+        if not traced:
+            _VARLEN.sizes((x, cu_seqlens), state_len=state_len)
         cu_seqlens = cu_seqlens.to(torch.int32)
         if traced:
             return _varlen(x, cu_seqlens, state_len)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, addmm, is_grad_enabled, mm
 
-from .._call import Call, Operator, signer
+from .._call import ANY, Call, Operator, signer
 from .._torch import autocast_dtype, custom_op, is_traced, layout, once, zeros_like
 from .ssd import LEAST
 
-_ONE_OF_HEAD = (1, 2)  # D may lack the axis of channels: one for all of a head
+_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
 _INPUTS = "x conv_weight conv_bias dt_bias A Dvec norm_weight initial_states seq_idx "
 _FORWARD = Operator("mamba2_inner", _INPUTS + "out final_states xBC y", Dvec=_ONE_OF_HEAD)
 _BACKWARD = Operator("mamba2_inner_bwd", _INPUTS + "xBC y dout dfinal_states dx dconv_weight dconv_bias ddt_bias dA dDvec dnorm_weight dinitial_states",
@@ -60,11 +60,10 @@ class Options(NamedTuple):
 
 
 # ---- the inside: one C call ---------------------------------------------------------------------------------------------
-def _numbers(x, conv, A, o):
-    h, p = A.shape[0], o.headdim
-    n = (conv.shape[0] - h * p) // (2 * o.groups)
-    return dict(B=x.shape[0], L=x.shape[1], H=h, P=p, N=n, G=o.groups, W=conv.shape[-1], F=o.d_mlp, activation=int(o.silu), eps=o.eps,
-                dt_min=o.low, dt_max=0.0 if o.high == math.inf else o.high or LEAST)
+def _numbers(conv, A, o):
+    """What shapes leave open: how the inside's columns are shared."""
+    return dict(P=o.headdim, N=(conv.shape[0] - A.shape[0] * o.headdim) // (2 * o.groups), G=o.groups, F=o.d_mlp, activation=int(o.silu), eps=o.eps, dt_min=o.low,
+                dt_max=0.0 if o.high == math.inf else o.high or LEAST)
 
 
 def _flags(o):
@@ -89,7 +88,7 @@ def _run_inner(call, inputs, o, keep):
     x, conv, _, _, A, _, norm = inputs[:7]
     outputs = _outputs(x, conv, A, norm, o, keep)
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(x, conv, A, o))
+        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(conv, A, o))
     call.run((*inputs, *outputs))
     return outputs
 
@@ -99,7 +98,7 @@ def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
     grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
     x, conv, A = inputs[0], inputs[1], inputs[4]
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(x, conv, A, o))
+        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(conv, A, o))
     call.run((*inputs, *kept, dout, dfinal, *grads))
     return grads
 
@@ -165,19 +164,12 @@ def _traced(x, w, o):
 
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 def _check(x, w, o):
-    h, p, g, columns = w.A.shape[0] if w.A.dim() == 1 else 0, o.headdim, o.groups, x.shape[-1] if w.in_proj is None else w.in_proj.shape[0]
-    states = w.conv.shape[0] - h * p
-    good = (x.dim() == 3 and w.A.dim() == 1 and w.conv.dim() in (2, 3) and w.conv.shape[1:-1] in ((), (1,)) and g > 0 and h % g == 0 and states > 0
-            and states % (2 * g) == 0 and columns == 2 * o.d_mlp + 2 * h * p + states + h)
-    n, inner = states // (2 * g) if g > 0 else 0, o.d_mlp + h * p
-    wanted = ((w.conv_bias, (h * p + states,)), (w.dt_bias, (h,)), (w.norm, (h * p,)), (w.initial_states, (x.shape[0], h, p, n)), (w.seq_idx, tuple(x.shape[:2])),
-              (w.in_proj, (columns, x.shape[-1])), (w.in_bias, (columns,)), (w.out_bias, w.out_proj.shape[:1] if w.out_proj is not None else ()))
-    good = good and all([t is None or tuple(t.shape) == tuple(shape) for t, shape in wanted])
-    good = good and (w.D is None or w.D.shape == (h,) or w.D.shape == (h, p)) and (w.out_proj is None or w.out_proj.shape[1:] == (inner,))
-    if not good:
-        given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in zip(("x", *w._fields), (x, *w)) if t is not None)
-        raise RuntimeError("mamba2: the columns must be z0, x0 (d_mlp each), z, x (H P), B, C (G N) and dt (H), conv (H P + 2 G N, W), A and dt_bias (H), D (H) or "
-                           "(H, P), norm weight (H P), out_proj (M, d_mlp + H P); got %s, P %d, G %d, d_mlp %d" % (given, p, g, o.d_mlp))
+    """By the signature of the whole block. seq_idx may be of any type of whole numbers."""
+    if w.A.dim() != 1 or w.conv.dim() not in (2, 3) or o.groups < 1:
+        raise RuntimeError("mamba2: A must be (H), the convolution's weight (channels, W), with at least one group; got A %s, weight %s, %d groups"
+                           % (tuple(w.A.shape), tuple(w.conv.shape), o.groups))
+    if not is_traced():
+        _WHOLE.sizes(_flat_conv(_whole_inputs(x, w, w.A, w.seq_idx)), _flags(o), **_numbers(w.conv, w.A, o))
 
 
 def _is_small(x, w):
@@ -216,10 +208,6 @@ def _whole_inputs(x, w, A, seq_idx):
     return x, w.in_proj, w.in_bias, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.out_proj, w.out_bias, w.initial_states, seq_idx
 
 
-def _whole_numbers(x, w, o):
-    return dict(_numbers(x, w.conv, w.A, o), K=x.shape[2], M=w.out_proj.shape[0])
-
-
 def _flat_conv(tensors):
     return (*tensors[:3], _matrix(tensors[3]), *tensors[4:])
 
@@ -231,7 +219,7 @@ def _forward_whole(plan, keep, x, w, A, seq_idx):
     zx = x.new_empty(*plan.shape, w.in_proj.shape[0]) if keep else None
     inputs, outputs = _whole_inputs(x, w, A, seq_idx), (out, final, zx, xBC, y, gated if keep else None)
     if call.words is None:
-        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_whole_numbers(x, w, o))
+        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_numbers(w.conv, w.A, o))
     call.run((*inputs, *outputs))
     return out, final, (zx, A, seq_idx, xBC, y, gated)
 
@@ -242,7 +230,7 @@ def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
     grads = [torch.empty_like(t) if t is not None and want else None for t, want in zip(inputs[:12], wanted)]
     call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), layout(dfinal), wanted))
     if call.words is None:
-        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_whole_numbers(x, w, o))
+        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_numbers(w.conv, w.A, o))
     call.run((*inputs, zx, xBC, y, gated, dout, dfinal, *grads))
     return [*grads, None]
 

@@ -74,24 +74,23 @@ class _Plan:
         return rows.view(b, length, -1).narrow(2, start, d if n is None else n).transpose(1, 2)
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
-        (b, length, d), n, r = self.shape, self.n, self.rank
+        d, n, r = self.d, self.n, self.rank
         conv, scan = Call(CONV), Call(SCAN)
-        conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), B=b, D=d, L=length,
-                  W=w.conv.shape[2], activation=1)
+        conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), activation=1)
         scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
-                   self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS, B=b, D=d, L=length, N=n, G=1, S=0)
+                   self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS)
         self.calls = conv, scan
 
     def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
         xz, u, rows, delta, A, bias = kept
-        (b, length, d), n, r = self.shape, self.n, self.rank
+        d, n, r = self.d, self.n, self.rank
         conv, scan = Call(CONV_BACKWARD), Call(SCAN_BACKWARD)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(du), None, self.views(dxz),
-                   dconv.squeeze(1), dconv_bias, None), B=b, D=d, L=length, W=w.conv.shape[2], activation=1)
+                   dconv.squeeze(1), dconv_bias, None), activation=1)
         scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
                    self.views(xz, d), bias, None, None, None, None, self.views(dy), None, self.views(du), self.views(ddelta), dA,
                    self.views(drows, r, n), self.views(drows, r + n, n), dD, self.views(dxz, d), dbias, None, None),
-                  _SOFTPLUS, B=b, D=d, L=length, N=n, G=1, S=0)
+                  _SOFTPLUS)
         self.backward_calls = conv, scan
 
 

@@ -16,7 +16,7 @@ from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV, causal_conv1d, run_backward_call as run_conv_backward, run_call as run_conv
 from .norms import add_norm, rms_norm_gradients
-from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN, ONE_GROUP, as_parameter, check as check_scan, scan_flags, selective_scan
+from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN, ONE_GROUP, as_parameter, scan_flags, selective_scan
 from .selective_scan import run_backward_call as run_scan_backward, run_call as run_scan
 
 _INPUTS = ("xz conv_weight conv_bias x_proj_weight dt_proj_weight A A_reverse Bmat Cmat Dvec delta_bias B_proj_bias C_proj_bias B_norm_weight "
@@ -54,17 +54,16 @@ class _Options(NamedTuple):
     reverse: bool
 
 
+def _one_group(t):
+    return t[:, :1] if t is not None and t.dim() == 4 else t
+
+
 def _check(xz, w):
-    d, n = w.A.shape if w.A.dim() == 2 else (0, 0)
-    wide, rank = n * (2 if w.A.is_complex() else 1), w.delta_proj.shape[-1]
-    columns = rank + (wide if w.B is None else 0) + (wide if w.C is None else 0)
-    fits = (xz.dim() == 3 and xz.shape[1] == 2 * d and w.conv.shape[0] == d and (w.conv.dim() == 2 or w.conv.shape[1:-1] == (1,)) and w.x_proj.shape == (columns, d)
-            and w.delta_proj.shape == (d, rank) and (w.A_reverse is None or w.A_reverse.shape == (d, n)))
-    vectors = ((w.conv_bias, d), (w.D, d), (w.delta_bias, d), (w.B_bias, wide), (w.C_bias, wide), (w.B_norm, wide), (w.C_norm, wide), (w.delta_norm, d))
-    if not fits or any([t is not None and t.shape != (length,) for t, length in vectors]):
-        given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in zip(("xz", *w._fields), (xz, *w)) if t is not None)
-        raise RuntimeError("mamba_inner: xz must be (B, 2D, L), conv1d_weight (D, 1, W), x_proj_weight (R + N for each of B and C that is not given, D), "
-                           "delta_proj_weight (D, R), A (D, N), biases and norm weights as long as what they belong to; got " + given)
+    """By the operator's signature, which has one group of B and C and no norms of complex ones; of others the parts look at the rest."""
+    if not is_traced():
+        w = w._replace(B=_one_group(w.B), C=_one_group(w.C))
+        w = w._replace(B_norm=None, C_norm=None) if w.A.is_complex() else w
+        _INNER.sizes(_flat((xz, *w)), scan_flags(w.B, w.C, False, False, w.A_reverse))
 
 
 # ---- one C call -------------------------------------------------------------------------------------------------------
@@ -80,11 +79,6 @@ def _flat(tensors):
     """With the convolution's weight, which comes second, as a matrix."""
     xz, conv, *others = tensors
     return (xz, conv if conv is None or conv.dim() == 2 else conv.squeeze(1), *others)
-
-
-def _numbers(xz, conv, delta_proj, A, eps):
-    b, two_d, length = xz.shape
-    return dict(B=b, D=two_d // 2, L=length, N=A.shape[1], W=conv.shape[-1], R=delta_proj.shape[1], M=0, eps=eps)
 
 
 def _fake_backward(xz, conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dout, softplus,
@@ -108,8 +102,8 @@ def _run_one_call_backward(call, *inputs):
         return [g if g is None else g.zero_() for g in grads]
     tensors = (*_flat(inputs[:16]), inputs[16], *_flat(grads))
     if call.words is None:
-        xz, conv, _, _, delta_proj, A, A_reverse, B, C, *_, softplus, reverse, eps, _ = inputs
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
+        A_reverse, B, C, *_, softplus, reverse, eps, _ = inputs[6:]
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), eps=eps)
     call.run(tensors)
     return grads
 
@@ -138,9 +132,9 @@ def _run_one_call(call, tensors, options):
         out = _fake_one_call(*tensors, *options)
         call.note = out.shape, out.stride()
         tensors = (*_flat(tensors), out)
-        _, conv, _, _, delta_proj, A, A_reverse, B, C = tensors[:9]
+        A_reverse, B, C = tensors[6:9]
         softplus, reverse, eps = options
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(xz, conv, delta_proj, A, eps))
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), eps=eps)
     else:
         tensors = (*tensors, xz.new_empty_strided(*call.note))
     call.run(tensors)
@@ -232,8 +226,6 @@ def _scan_of(call, u, delta, B, C, z, w, o):
     if call is None:
         return selective_scan(*tensors[:8], o.softplus, reverse=o.reverse, A_reverse=w.A_reverse)
     call = call.follower(SCAN)
-    if call.words is None:
-        check_scan(*tensors)
     return run_scan(call, *tensors, o.softplus, o.reverse, False)[0]
 
 

@@ -30,15 +30,10 @@ def _n_sequences(cu_seqlens):
     return 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
-def _numbers(u, A, B, C, cu_seqlens):
-    b, d, length = u.shape
-    return dict(B=b, D=d, L=length, N=A.shape[1], G=_n_groups(B, C), S=_n_sequences(cu_seqlens))
-
-
 def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
     """The plain call, into given outputs."""
     FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
-                 scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+                 scan_flags(B, C, softplus, reverse, A_reverse), G=1)
 
 
 def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
@@ -52,7 +47,7 @@ def run_backward_call(call, inputs, grads, softplus, reverse):
     tensors = (*inputs, *grads)
     if call.words is None:
         u, _, A, B, C, *_, cu_seqlens, A_reverse, _, _ = inputs
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), G=1)
     call.run(tensors)
 
 
@@ -103,7 +98,7 @@ def run_call(call, *inputs):
     tensors = (*inputs[:12], out, last)
     if call.words is None:
         u, _, A, B, C, *_, cu_seqlens, A_reverse, softplus, reverse, _ = inputs
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), **_numbers(u, A, B, C, cu_seqlens))
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), G=1)
     call.run(tensors)
     return out, last
 
@@ -119,37 +114,6 @@ def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optio
 _apply = differentiable("SelectiveScan", run_call, _setup, _gradients)
 
 
-def _refuse(tensors):
-    given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in tensors.items() if t is not None)
-    raise RuntimeError("selective_scan: u, delta, z must be (B, D, L), A (D, N), B and C (D, N), (B, N, L) or (B, G, N, L) with D a "
-                       "multiple of G (2L for complex A), D and delta_bias (D), initial_states (B or sequences, D, N), seq_idx (B, L); "
-                       "got " + given)
-
-
-def _is_matrix(t, A_shape, b, steps):
-    shape = t.shape
-    if len(shape) == 3:
-        return shape == (b, A_shape[1], steps)
-    if len(shape) == 2:
-        return shape == A_shape
-    return len(shape) == 4 and A_shape[0] % shape[1] == 0 and shape == (b, shape[1], A_shape[1], steps)
-
-
-def check(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
-    shape, A_shape = u.shape, A.shape
-    good = len(shape) == 3 and len(A_shape) == 2
-    if good:
-        b, d, length = shape
-        steps = length * 2 if A.is_complex() else length
-        good = (A_shape[0] == d and delta.shape == shape and (z is None or z.shape == shape) and _is_matrix(B, A_shape, b, steps)
-                and _is_matrix(C, A_shape, b, steps) and (D is None or D.shape == (d,))
-                and (delta_bias is None or delta_bias.shape == (d,)) and (seq_idx is None or seq_idx.shape == (b, length))
-                and (initial_states is None or initial_states.shape == (_n_sequences(cu_seqlens) or b, d, A_shape[1]))
-                and (A_reverse is None or A_reverse.shape == A_shape))
-    if not good:
-        _refuse(dict(u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_states=initial_states, seq_idx=seq_idx))
-
-
 def as_parameter(t, dtype):
     """In the type of states; a conjugate is one in memory too."""
     t = t if t.dtype is dtype else t.to(dtype)
@@ -162,8 +126,10 @@ def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_se
     A, *others = [t if t is None else as_parameter(t, kind) for t in (A, initial_states, A_reverse)]
     B, C = [as_parameter(t, kind) if t.dim() == 2 else t for t in (B, C)]
     D, delta_bias = [t if t is None else as_parameter(t, torch.float32) for t in (D, delta_bias)]
-    check(u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1])
-    return u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
+    tensors = u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
+    if not is_traced():
+        FORWARD.sizes(tensors, scan_flags(B, C, False, False, others[1]), G=1)
+    return tensors
 
 
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,

@@ -11,37 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
-from .._call import Call, Operator, signer
+from .._call import ANY, Call, Operator, signer
 from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
 from .selective_scan import as_parameter
 
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
-_ONE_OF_HEAD = (1, 2)  # D may lack the axis of channels: one for all of a head
+_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
 FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states", Dvec=_ONE_OF_HEAD)
 BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD)
 _signature = signer(11)
 _SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
 LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
 _NO_LIMIT = (0.0, math.inf)
-
-
-def _refuse(tensors):
-    given = ", ".join("%s %s" % (name, tuple(t.shape)) for name, t in tensors.items() if t is not None)
-    raise RuntimeError("ssd: x and z must be (B, L, H, P), dt (B, L, H), A and dt_bias (H), B and C (B, L, G, N) with H a multiple of G, D (H) or "
-                       "(H, P), initial_states (B, H, P, N), seq_idx (B, L) int32, cu_seqlens (sequences + 1) int32; got " + given)
-
-
-def _check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
-    good = x.dim() == 4 and B.dim() == 4
-    if good:
-        b, length, h, p = x.shape
-        groups, n = B.shape[2:]
-        good = (dt.shape == (b, length, h) and A.shape == (h,) and B.shape[:2] == (b, length) and C.shape == B.shape and groups > 0 and h % groups == 0
-                and (D is None or D.shape == (h,) or D.shape == (h, p)) and (z is None or z.shape == x.shape) and (dt_bias is None or dt_bias.shape == (h,))
-                and (initial_states is None or initial_states.shape == (b, h, p, n)) and (seq_idx is None or seq_idx.shape == (b, length))
-                and (cu_seqlens is None or cu_seqlens.dim() == 1))
-    if not good:
-        _refuse(dict(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens))
 
 
 def _check_modes(x, seq_idx, cu_seqlens, dt_limit, return_varlen_states):
@@ -61,10 +42,8 @@ def time_steps(dt, dt_bias, dt_softplus, dt_limit):
     return d if dt_softplus and tuple(dt_limit) == _NO_LIMIT else d.clamp(*dt_limit)
 
 
-def _numbers(x, B, cu_seqlens, low, high):
-    b, length, h, p = x.shape
-    return dict(B=b, L=length, H=h, P=p, N=B.shape[3], G=B.shape[2], S=0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
-                dt_min=low, dt_max=0.0 if high == math.inf else high or LEAST)
+def _limits(low, high):
+    return dict(dt_min=low, dt_max=0.0 if high == math.inf else high or LEAST)
 
 
 def _flags(softplus, reverse):
@@ -83,7 +62,7 @@ def _run_backward(call, *inputs):
     tensors = (*inputs[:12], *grads)
     if call.words is None:
         softplus, reverse, low, high = inputs[12:]
-        call.pack(tensors, _flags(softplus, reverse), **_numbers(inputs[0], inputs[3], None, low, high))
+        call.pack(tensors, _flags(softplus, reverse), **_limits(low, high))
     call.run(tensors)
     return grads
 
@@ -128,7 +107,7 @@ def _run_forward(call, *inputs):
     tensors = (*inputs[:11], *outputs)
     if call.words is None:
         softplus, reverse, low, high = inputs[11:15]
-        call.pack(tensors, _flags(softplus, reverse), **_numbers(inputs[0], inputs[3], inputs[10], low, high))
+        call.pack(tensors, _flags(softplus, reverse), **_limits(low, high))
     call.run(tensors)
     return outputs
 
@@ -145,7 +124,8 @@ _apply = differentiable("Ssd", _run_forward, _setup, _gradients)
 
 def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
     """The tensors as the operator takes them; complains about those that it does not."""
-    _check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+    if not is_traced():
+        FORWARD.sizes((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens))
     seq_idx, cu_seqlens = [None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens)]
     return x, dt, as_parameter(A, torch.float32), B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
 

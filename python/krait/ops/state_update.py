@@ -5,6 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from .. import _load
 from .._call import Call, Operator, refuse_negative_bit, signer
 from .._torch import custom_op, is_traced
 
@@ -18,9 +19,7 @@ def _run(call, state, x, dt, A, B, C, D, z, dt_bias, indices, softplus):
     """An absent head axis has size 1."""
     tensors = (state, x, dt, A, B, C, D, z, dt_bias, indices, torch.empty_like(x))
     if call.words is None:
-        n_states, *inner, n = state.shape
-        call.pack(tensors, _SOFTPLUS if softplus else 0, B=x.shape[0], H=inner[0] if len(inner) == 2 else 1, P=inner[-1], N=n,
-                  G=B.shape[1] if B.dim() == 3 else 1, n_states=n_states)
+        call.pack(tensors, _SOFTPLUS if softplus else 0)
     call.run(tensors)
     return tensors[10]
 
@@ -37,17 +36,12 @@ def _update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tenso
 
 def _in_kind(state, x, dt, A, B, C, D, z, dt_bias, indices):
     """The tensors as the operator takes them; complains about those that it does not."""
-    shape, rows, columns = tuple(state.shape), tuple(x.shape), tuple(B.shape)
-    batch, inner, n = rows[0], shape[1:-1], shape[-1]
-    assert 3 <= len(shape) <= 4 and rows[1:] == inner and (indices is not None or shape[0] == batch), "x %s does not fit state %s" % (rows, shape)
-    assert dt.shape == rows, "dt must have x's shape"
-    assert A.shape == shape[1:], "A must be %s" % (shape[1:],)
-    assert columns[0] == batch and columns[-1] == n and (len(columns) == 2 or inner[0] % columns[1] == 0), "B must be (batch, groups, %d)" % n
-    assert C.shape == columns, "C must have B's shape"
-    assert D is None or D.shape == inner, "D must be %s" % (inner,)
-    assert dt_bias is None or dt_bias.shape == inner, "dt_bias must be %s" % (inner,)
-    assert z is None or z.shape == rows, "z must have x's shape"
-    assert indices is None or indices.shape == (batch,), "state_batch_indices must be (batch)"
+    tensors = state, x, dt, A, B, C, D, z, dt_bias, indices
+    try:
+        if not is_traced():
+            _UPDATE.sizes(tensors)
+    except _load.KraitError as error:
+        raise AssertionError(str(error)) from None  # as upstream's
     return state, x, dt, A.to(torch.float32), B, C, D, z, dt_bias, None if indices is None else indices.to(torch.int32)
 
 

@@ -3,6 +3,7 @@
 #include <krait/language.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,8 +44,15 @@ struct krait_lm_session {
 
 /* ---- models ---- */
 
-static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenizer) {
+static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *folder, kr_tokenizer **tokenizer) {
+  json_t *tree;
   if (o->tokenizer_path) return kr_tokenizer_open(o->tokenizer_path, tokenizer);
+  KR_TRY(kr_model_folder_tokenizer(folder, &tree));
+  if (tree) {
+    const int32_t status = kr_tokenizer_open_tree(tree, o->path, tokenizer);
+    json_decref(tree);
+    return status;
+  }
   char *path = kr_model_folder_file(o->path, "tokenizer.json");
   KR_CHECK(path, KRAIT_ERR_FILE_OPEN, "%s has no tokenizer.json; name one with --tokenizer (the original Mamba models have that of EleutherAI/gpt-neox-20b)", o->path);
   const int32_t status = kr_tokenizer_open(path, tokenizer);
@@ -54,8 +62,9 @@ static int32_t open_tokenizer(const krait_lm_options *o, kr_tokenizer **tokenize
 
 static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
-  KR_TRY(open_tokenizer(o, &lm->tokenizer));
+  KR_TRY(open_tokenizer(o, lm->folder, &lm->tokenizer));
   KR_TRY(kr_any_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
+  if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mlm_narrow_states(lm->model.mamba));
   const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
   KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together", o->path, (long long)n, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
@@ -69,9 +78,10 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
   krait_lm_options o;
   KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and lm must not be NULL");
   *out = NULL;
-  KR_TRY(kr_struct_take("krait_lm_options", given, sizeof o, &o, sizeof o));
+  KR_TRY(kr_struct_take("krait_lm_options", given, offsetof(krait_lm_options, narrow_states), &o, sizeof o));
   KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must not be NULL");
   KR_CHECK(o.n_sessions >= 0 && o.n_sessions <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
+  KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT, "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;

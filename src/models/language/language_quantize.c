@@ -1,4 +1,5 @@
-/* language_quantize.c: a language model's weights again with its large matrices in 8 bits; which those are is said by their keys. */
+/* language_quantize.c: a language model's weights again with its large matrices in 8 or 4 bits; which those are is said by their keys. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -6,6 +7,7 @@
 
 #include "alloc.h"
 #include "arena.h"
+#include "ctx.h"
 #include "model_folder.h"
 #include "quantize.h"
 #include "safetensors.h"
@@ -34,6 +36,8 @@ static int is_product(const char *name) {
 static int is_of_states(const char *name) { return strncmp(name, "backbone.", 9) == 0 && (strstr(name, ".A_log") || strstr(name, ".dt_bias") || strstr(name, ".dt_proj.bias") || (strlen(name) > 2 && strcmp(name + strlen(name) - 2, ".D") == 0)); }
 
 typedef struct output {
+  const krait_ctx *ctx;
+  int is_q4k;
   kr_arena *arena;
   kr_list items; /* kr_weight */
 } output;
@@ -45,8 +49,41 @@ static int32_t add(output *o, const kr_weight *item) {
   return KRAIT_OK;
 }
 
+/* What makes the steps, B and C, and the output matrix: small beside the rest, or felt in every token. They have 8 bits at least. */
+static int is_delicate(const char *name) { return ends_with(name, ".x_proj.weight") || strcmp(name, "lm_head.weight") == 0; }
+
+static int32_t check_finite(const kr_weight *item) {
+  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+  const int64_t n = item->shape[0] * item->shape[1];
+  for (int64_t i = 0; i < n; i++)
+    KR_CHECK(isfinite(kr_get(&view, i)), KRAIT_ERR_WEIGHTS, "tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong", item->name, (long long)i);
+  return KRAIT_OK;
+}
+
+typedef struct rows {
+  const kr_weight *item;
+  int32_t *words;
+} rows;
+
+static void quantise_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const rows *r = user;
+  (void)worker;
+  kr_q4k_quantize(r->item, begin, end, r->words);
+}
+
+static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
+  const int64_t N = item->shape[0], S = item->shape[1] / 256;
+  const size_t bytes = (size_t)(N * S) * 144;
+  rows r = {item, kr_arena_try(o->arena, bytes)};
+  KR_CHECK(r.words, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  kr_parallel(o->ctx, N, 1, quantise_rows, &r);
+  return add(o, &(kr_weight){kr_arena_print(o->arena, "%s.q4_k", name), KRAIT_I32, 2, {N, 36 * S}, r.words, bytes});
+}
+
 /* name: what it is called in the new file. */
 static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
+  KR_TRY(check_finite(item));
+  if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
   const int64_t N = item->shape[0], S = item->shape[1] / 32;
   const size_t n = (size_t)(N * S);
   int32_t *words = kr_arena_try(o->arena, n * 8 * sizeof *words);
@@ -84,19 +121,23 @@ static int32_t quantise(const kr_model_folder *folder, const char *out_path, out
   const kr_weight *head = kr_model_folder_find(folder, "lm_head.weight"), *embedding = kr_model_folder_find(folder, "backbone.embedding.weight"), *item;
   const int is_tied = !head || (embedding && head->data == embedding->data);
   for (int64_t i = 0; (item = kr_model_folder_at(folder, i)) != NULL; i++) KR_TRY(add_tensor(o, item, is_tied));
-  return kr_safetensors_write(out_path, o->items.at, (int64_t)o->items.n, &(kr_metadata){"quantized", "q8_0"}, 1);
+  return kr_safetensors_write(out_path, o->items.at, (int64_t)o->items.n, &(kr_metadata){"quantized", o->is_q4k ? "q4_k" : "q8_0"}, 1);
 }
 
 int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format) {
   kr_model_folder *folder = NULL;
   KR_CHECK(in_path && out_path && format, KRAIT_ERR_ARGUMENT, "in_path, out_path and format must not be NULL");
-  KR_CHECK(strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT, "'%s' is no way to quantise that krait knows; q8_0 is", format);
+  const int is_q4k = strcmp(format, "q4_k") == 0;
+  krait_ctx *ctx = NULL;
+  KR_CHECK(is_q4k || strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT, "'%s' is no way to quantise that krait knows; q8_0 and q4_k are", format);
   KR_TRY(kr_model_folder_open(in_path, &folder));
-  output o = {.arena = kr_arena_open(), .items = KR_LIST(kr_weight)};
+  const int32_t opened = krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
+  output o = {.ctx = ctx, .is_q4k = is_q4k, .arena = kr_arena_open(), .items = KR_LIST(kr_weight)};
   const int is_known = kr_model_folder_find(folder, "backbone.norm_f.weight") || kr_model_folder_find(folder, "model.norm.weight");
-  const int32_t status = !is_known ? kr_fail(KRAIT_ERR_UNSUPPORTED, "%s has neither of the tensors 'backbone.norm_f.weight' and 'model.norm.weight'; Mamba and Qwen2 language models are quantised", in_path)
+  const int32_t status = opened < 0 ? opened : !is_known ? kr_fail(KRAIT_ERR_UNSUPPORTED, "%s has neither of the tensors 'backbone.norm_f.weight' and 'model.norm.weight'; Mamba and Qwen2 language models are quantised", in_path)
                          : o.arena ? quantise(folder, out_path, &o) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
   if (o.arena) kr_arena_close(&o.arena);
+  krait_ctx_close(&ctx);
   kr_model_folder_close(&folder);
   return status;
 }

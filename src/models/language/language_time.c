@@ -44,7 +44,7 @@ static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
 }
 
 static int32_t check_dtype(int32_t dtype) {
-  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0, int32", dtype);
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32 || dtype == KRAIT_U8, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0 and q4_k, int32 and uint8", dtype);
   return KRAIT_OK;
 }
 
@@ -52,7 +52,7 @@ static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtyp
   kr_mlm_config mamba;
   kr_qwen2_config qwen2;
   const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
-  KR_CHECK(!is_qwen2 || dtype != KRAIT_I32, KRAIT_ERR_UNSUPPORTED, "%s is not taken in 8 bits; Mamba's models are", model);
+  KR_CHECK(!is_qwen2 || (dtype != KRAIT_I32 && dtype != KRAIT_U8), KRAIT_ERR_UNSUPPORTED, "%s is not taken in 8 or 4 bits; Mamba's models are", model);
   if (is_qwen2) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
   KR_TRY(find_sizes(model, &mamba));
   return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);

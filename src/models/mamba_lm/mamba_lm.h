@@ -43,8 +43,8 @@ static inline int64_t kr_mlm_taps(const kr_mlm_config *c, int64_t layer) { retur
 /* What a layer's tensors are; data lie where the context computes, 0: absent. */
 typedef struct kr_mlm_tensor {
   const void *data;
-  int32_t dtype;      /* KRAIT_I32: words of q8_0 (quantize.h) */
-  const void *scales; /* float16; NULL: not quantised */
+  int32_t dtype;      /* KRAIT_I32: words of q8_0 or q4_k (quantize.h) */
+  const void *scales; /* of q8_0, float16; else NULL */
   const void *words, *word_scales; /* on a GPU: the same in 8 bits, which steps read; data are float16, for prompts. NULL: there are none */
 } kr_mlm_tensor;
 #define KR_MLM_TENSORS(X)                                                                                                       \
@@ -67,7 +67,7 @@ typedef struct kr_mlm_weights {
 
 int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *config);
 int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *config, kr_mlm_weights *weights);
-/* Random ones of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, the rest float16. */
+/* Random ones of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, KRAIT_U8: as q4_k, the rest float16. */
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, kr_mlm_weights *weights);
 void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *weights);
 

@@ -34,6 +34,10 @@ static kr_tensor new_rows(const builder *b, int64_t columns) { return kr_graph_t
 /* Rows times a weight stored (N outputs, K inputs), into out, or where that is 0 into new rows. */
 static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows, const kr_mlm_tensor *w, int64_t N, int64_t K, kr_tensor bias, kr_tensor out) {
   if (!out) out = new_rows(b, N);
+  if (w->dtype == KRAIT_I32 && !w->scales) {
+    const kr_tensor words = weight(b, name, w, KR_DIMS(N, K / 256 * 36));
+    return kr_graph_call(b->g, name, &kr_op_gemm_q4k, &(krait_gemm_q4k_args){.A = view(b, rows), .words = view(b, words), .bias = view(b, bias), .out = view(b, out)});
+  }
   if (w->scales) {
     char full[96];
     snprintf(full, sizeof full, "%lld.%s.scales", (long long)b->i, name);
@@ -150,7 +154,7 @@ static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
   const int64_t n_rows = c->Di + C + c->H;
   const kr_tensor all = kr_graph_slice(b->g, new_rows(b, (n_rows + 63) / 64 * 64), 1, 0, n_rows), bias = WEIGHT(in_proj_bias, n_rows); /* rows begin with a line of memory */
-  if (b->to->run.is_step || b->layer->in_proj.scales) {
+  if (b->to->run.is_step || b->layer->in_proj.dtype == KRAIT_I32) {
     project_into(b, "in_proj", x, &b->layer->in_proj, n_rows, c->d, bias, all);
   } else { /* dt apart: its few columns would take a tile of their own, which tensor copies store slowly */
     const kr_tensor w = WEIGHT(in_proj, n_rows, c->d);
@@ -231,7 +235,7 @@ static int is_uniform(const kr_mlm_config *c, const kr_mlm_weights *w) {
   int plain = !c->attention.n && !c->F && c->dt_eps == 0 && c->is_rms;
   for (int64_t i = 0; i < c->n_layers; i++) {
     const kr_mlm_layer *l = &w->layers[i];
-    plain = plain && !l->norm_bias.data && !l->in_proj_bias.data && !l->out_proj_bias.data && !l->D_per_channel;
+    plain = plain && (l->in_proj.dtype != KRAIT_I32 || l->in_proj.scales) && (l->out_proj.dtype != KRAIT_I32 || l->out_proj.scales) && !l->norm_bias.data && !l->in_proj_bias.data && !l->out_proj_bias.data && !l->D_per_channel;
   }
   return plain;
 }

@@ -25,6 +25,7 @@ typedef struct loader {
   const uint16_t *random; /* instead of a folder: values for the largest tensor, of type random_type */
   int32_t random_type;
   const uint16_t *random_scales, *random_halves; /* of 8 bits: scales for the largest tensor, and what it is in float16; else NULL */
+  const int32_t *random_supers;                  /* of 4 bits: super-blocks for it; else NULL */
 } loader;
 
 typedef struct shape {
@@ -136,6 +137,21 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   return status;
 }
 
+/* Words of q4_k as they are. */
+static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_tensor *to) {
+  const int64_t N = want.size[0], K = want.size[1];
+  const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == K / 256 * 36;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", label_of(l), words->name, (long long)N, (long long)K);
+  l->w->bytes += words->bytes;
+  *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32};
+  if (l->ctx->cuda) return to_device(l, words->data, words->bytes, &to->data);
+  if (l->folder) return KRAIT_OK;
+  void *copy = kr_arena_try(l->arena, (size_t)words->bytes); /* memory of its own: a token must read as much as it would */
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
+  to->data = memcpy(copy, words->data, (size_t)words->bytes);
+  return KRAIT_OK;
+}
+
 /* The matrices that krait_lm_quantize takes. */
 static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   static const char *const ends[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", "lm_head.weight"};
@@ -143,6 +159,11 @@ static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor 
   int is_one = 0;
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) is_one = is_one || (strlen(name) >= strlen(ends[i]) && strcmp(name + strlen(name) - strlen(ends[i]), ends[i]) == 0);
   if (!is_one || want.size[1] % 32) return 0;
+  if (l->random_supers && want.size[1] % 256 == 0 && !strstr(name, "x_proj") && !strstr(name, "lm_head")) {
+    const kr_weight supers = {.name = name, .dtype = KRAIT_I32, .n_dims = 2, .shape = {N, want.size[1] / 256 * 36}, .data = l->random_supers, .bytes = (uint64_t)(N * want.size[1] / 256) * 144};
+    const int32_t taken = take_q4k(l, &supers, want, to);
+    return taken < 0 ? taken : 1;
+  }
   const kr_weight words = {.name = name, .dtype = KRAIT_I32, .n_dims = 2, .shape = {N, 8 * S}, .data = l->random, .bytes = (uint64_t)(N * 8 * S) * 4};
   const kr_weight scales = {.name = name, .dtype = KRAIT_F16, .n_dims = 2, .shape = {N, S}, .data = l->random_scales, .bytes = (uint64_t)(N * S) * 2};
   const int32_t status = take_q8(l, &words, &scales, want, to);
@@ -150,7 +171,7 @@ static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor 
 }
 
 /* Whether the file has it quantised, and then takes it: 1; 0: it has not. */
-static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
+static int32_t try_quantised(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   char key[160], scales[168];
   if (want.n != 2) return 0;
   if (l->random_scales) return try_random_q8(l, name, want, to);
@@ -158,7 +179,13 @@ static int32_t try_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to
   snprintf(key, sizeof key, "%s.q8_0", name);
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *words = kr_model_folder_find(l->folder, key);
-  if (!words) return 0;
+  if (!words) {
+    snprintf(key, sizeof key, "%s.q4_k", name);
+    words = kr_model_folder_find(l->folder, key);
+    if (!words) return 0;
+    const int32_t status = take_q4k(l, words, want, to);
+    return status < 0 ? status : 1;
+  }
   const int32_t status = take_q8(l, words, kr_model_folder_find(l->folder, scales), want, to);
   return status < 0 ? status : 1;
 }
@@ -168,7 +195,7 @@ static int32_t take(loader *l, int64_t layer, const char *name, int is_needed, s
   char key[128];
   snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
   kr_weight made;
-  const int32_t is_quantised = how == AS_STORED ? try_q8(l, key, want, to) : 0;
+  const int32_t is_quantised = how == AS_STORED ? try_quantised(l, key, want, to) : 0;
   if (is_quantised != 0) return is_quantised < 0 ? is_quantised : KRAIT_OK;
   const kr_weight *item = find_item(l, key, is_needed, want, &made);
   KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", label_of(l), key);
@@ -247,7 +274,7 @@ static int32_t take_all(loader *l) {
   const kr_weight *embedding = l->folder ? kr_model_folder_find(l->folder, "backbone.embedding.weight") : NULL;
   l->used = w->bytes = 0;
   KR_TRY(take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
-  const int32_t is_quantised = try_q8(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
+  const int32_t is_quantised = try_quantised(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
   KR_TRY(is_quantised);
   const int is_tied = !is_quantised && (!head || (embedding && head->data == embedding->data));
   if (is_tied) w->head = w->embedding;
@@ -262,7 +289,7 @@ static int32_t take_all(loader *l) {
 
 static int32_t read_all(loader *l) {
   KR_TRY(take_all(l));
-  l->w->dtype = l->ctx->cuda ? l->w->layers[0].in_proj.dtype : KRAIT_F32;
+  l->w->dtype = !l->ctx->cuda ? KRAIT_F32 : l->w->layers[0].in_proj.dtype == KRAIT_I32 ? KRAIT_F16 : l->w->layers[0].in_proj.dtype;
   if (!l->ctx->cuda) {
     l->w->owned = l->arena;
     l->arena = NULL;
@@ -311,15 +338,27 @@ static int32_t load_q8(loader *l, uint64_t n) {
   return status;
 }
 
+/* 4 bits: the random bytes again, with two small factors in each super-block. */
+static int32_t load_q4k(loader *l, uint64_t n) {
+  const uint64_t n_words = (n / 256 + 1) * 36, factors = kr_float_to_f16(0.00003f);
+  int32_t *supers = kr_alloc_array((size_t)n_words, sizeof *supers);
+  KR_CHECK(supers, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
+  for (uint64_t i = 0; i < n_words; i++) supers[i] = i % 36 ? ((const int32_t *)l->random)[i % (n / 4)] : (int32_t)(factors | factors << 16);
+  l->random_supers = supers;
+  const int32_t status = load_q8(l, n);
+  kr_free(supers);
+  return status;
+}
+
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, kr_mlm_weights *w) {
-  const int32_t type = dtype == KRAIT_I32 ? KRAIT_F16 : dtype;
+  const int32_t type = dtype == KRAIT_I32 || dtype == KRAIT_U8 ? KRAIT_F16 : dtype;
   const uint64_t rows = (uint64_t)(c->V > 4 * c->Di + 4 * c->G * c->N ? c->V : 4 * c->Di + 4 * c->G * c->N), n = rows * (uint64_t)(c->d > c->Di ? c->d : c->Di);
   void *random = kr_alloc_array((size_t)n, krait_dtype_bytes(type));
   *w = (kr_mlm_weights){0};
   KR_CHECK(random, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
   fill_random(random, type, n);
   loader l = {.ctx = ctx, .c = c, .w = w, .random = random, .random_type = type};
-  const int32_t status = dtype == KRAIT_I32 ? load_q8(&l, n) : load(&l);
+  const int32_t status = dtype == KRAIT_I32 ? load_q8(&l, n) : dtype == KRAIT_U8 ? load_q4k(&l, n) : load(&l);
   kr_free(random);
   return status;
 }

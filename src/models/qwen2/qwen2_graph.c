@@ -34,12 +34,19 @@ static krait_view transposed(const builder *b, kr_tensor matrix) {
 static void project(const builder *b, const char *name, kr_tensor rows, const kr_placed *w, int64_t N, int64_t K,
                     kr_tensor bias, kr_tensor out) {
   char full[64];
-  if (!w->scales) {
+  if (w->dtype != KRAIT_I32) {
     kr_graph_call(b->g, name, &kr_op_gemm,
                   &(krait_gemm_args){.A = view(b, rows),
                                      .Bmat = transposed(b, weight(b, name, w, KR_DIMS(N, K))),
                                      .bias = view(b, bias),
                                      .out = view(b, out)});
+    return;
+  }
+  if (!w->scales) {
+    const kr_tensor words = weight(b, name, w, KR_DIMS(N, K / 256 * 36));
+    kr_graph_call(b->g, name, &kr_op_gemm_q4k,
+                  &(krait_gemm_q4k_args){
+                      .A = view(b, rows), .words = view(b, words), .bias = view(b, bias), .out = view(b, out)});
     return;
   }
   snprintf(full, sizeof full, "%lld.%s.scales", (long long)b->i, name);
@@ -130,7 +137,7 @@ static kr_tensor attend(const builder *b, const kr_qwen2_layer *l, kr_tensor x) 
 /* silu(gate x) * (up x): one product where the weights are as they were, else two. */
 static void gate(const builder *b, const kr_qwen2_layer *l, kr_tensor x, kr_tensor hidden) {
   const kr_qwen2_config *c = b->c;
-  if (!l->gate_up[0].scales && !l->gate_up[1].scales) {
+  if (l->gate_up[0].dtype != KRAIT_I32 && l->gate_up[1].dtype != KRAIT_I32) {
     const kr_tensor gate = weight(b, "gate", &l->gate_up[0], KR_DIMS(c->F, c->d)),
                     up = weight(b, "up", &l->gate_up[1], KR_DIMS(c->F, c->d));
     kr_graph_call(b->g, "gate_up", &kr_op_gemm,

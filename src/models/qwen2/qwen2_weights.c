@@ -130,7 +130,7 @@ static int32_t take_all(kr_placer *p, void *user) {
   KR_TRY(kr_place(p, "model.embed_tokens.weight", 1, KR_SIZES(c->V, c->d), &w->embedding));
   w->head = w->embedding;
   if (!c->is_tied ||
-      kr_placer_look(p, "lm_head.weight.q8_0")) { /* a quantised model keeps its embedding for looking tokens up */
+      kr_placer_look(p, "lm_head.weight.q8_0") || kr_placer_look(p, "lm_head.weight.q4_k")) { /* a quantised model keeps its embedding for looking tokens up */
     const uint64_t looked_up = p->bytes;
     KR_TRY(kr_place(p, "lm_head.weight", 1, KR_SIZES(c->V, c->d), &w->head));
     p->bytes -= looked_up;
@@ -147,7 +147,7 @@ int32_t kr_qwen2_weights_open(const krait_ctx *ctx, const kr_model_folder *folde
                           .placer = {.ctx = ctx, .folder = folder, .random_type = random_type}};
   KR_CHECK(w->layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)c->n_layers);
   KR_TRY(kr_placer_run(&w->placer, take_all, &(taking){c, w}));
-  w->dtype = ctx->cuda ? w->layers[0].qkv[0].dtype : KRAIT_F32;
+  w->dtype = !ctx->cuda ? KRAIT_F32 : w->layers[0].qkv[0].dtype == KRAIT_I32 ? KRAIT_F16 : w->layers[0].qkv[0].dtype;
   w->bytes = w->placer.bytes;
   return KRAIT_OK;
 }

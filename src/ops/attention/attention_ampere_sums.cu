@@ -1,7 +1,10 @@
 /* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any order (KRAIT_ATTENTION_ANY_ORDER):
  * attention_sums.cuh says how. A block takes 128 keys, 16 a warp, and walks over tiles of 64 rows of every head that shares them; its scores are turned: a
  * row is a key. dS goes through shared memory; then a warp makes dq of 16 rows and half of the channels. Heads of 65 to 128
- * channels: smaller ones lose by it. Compiled per type (KR_HALF: float16). */
+ * channels: smaller ones lose by it. Compiled per type (KR_HALF: float16).
+ * kr_attention_sums_pairs  the same with less of shared memory's bandwidth, which such products wait for: two warps share 32 keys. Each makes half of the
+ * rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in shared memory: 544 KiB a tile are
+ * read for its five products instead of 736. */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
 
@@ -143,6 +146,154 @@ KR_DEV void walk(const kr_attention_plan &p) {
   store_keys<D>(p.dv, key_at(p, p.dv, u.s, u.kv, u.key0 + key_row), (int)p.dv.t, dv[0], there, counts, 1.0f, p.D);
 }
 
+/* ---- by pairs of warps --------------------------------------------------------------------------------------------------------- */
+
+/* Keys 32 pair and on; rows, and channels, of half `half`. */
+typedef struct pair_place {
+  int lane, pair, half;
+} pair_place;
+
+/* P or dS, turned, to [key][row]. */
+KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint32_t (&w)[2][2][4]) {
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        *(uint32_t *)(tile + kr_swizzle<ROWS * 2>(32 * me.pair + 16 * m + me.lane / 4 + 8 * r, 4 * me.half + j) + me.lane % 4 * 4) = w[m][j / 2][j % 2 * 2 + r];
+}
+
+/* o += w rows of 16 tokens, 64 channels of them; lane_v: the lane's first row of matrices. */
+template <int D>
+KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32_t lane_v) {
+#pragma unroll
+  for (int j = 0; j < D / 32; j++) {
+    uint32_t b[4];
+    kr_load_matrices_turned_at(b, lane_v ^ j * 32);
+#pragma unroll
+    for (int m = 0; m < 2; m++) kr_mma_as(element(), o[m][2 * j], w[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], w[m], b[2], b[3]);
+  }
+}
+
+/* o += (P or dS) rows: of its own half of the rows from registers, of the other from shared memory. lane_rows: of the tile of rows, at the warp's channels. */
+template <int D>
+KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][2][4], uint32_t tile, uint32_t lane_rows) {
+  const uint32_t other = (tile + me.pair * 32 * ROWS * 2 + lane_of_rows<ROWS>()) ^ (1 - me.half) * 64;
+#pragma unroll
+  for (int t = 0; t < 2; t++) {
+    const uint32_t w[2][4] = {{own[0][t][0], own[0][t][1], own[0][t][2], own[0][t][3]}, {own[1][t][0], own[1][t][1], own[1][t][2], own[1][t][3]}};
+    add_rows<D>(o, w, lane_rows + (32 * me.half + 16 * t) * D * 2);
+  }
+#pragma unroll
+  for (int t = 0; t < 2; t++) {
+    uint32_t w[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; m++) kr_load_matrices_at(w[m], (other ^ t * 32) + m * 16 * ROWS * 2);
+    add_rows<D>(o, w, lane_rows + (32 * (1 - me.half) + 16 * t) * D * 2);
+  }
+}
+
+/* dq = dS k of 32 rows and a quarter of the channels, added to the sums. */
+template <int D>
+KR_DEV void add_queries_of_pairs(const pair_place &me, uint32_t ds, uint32_t k, float *sums) {
+  const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((me.lane & 7) + (me.lane >> 4) * 8, 4 * me.half + (me.lane >> 3 & 1));
+  float o[2][D / 32][4] = {};
+#pragma unroll
+  for (int t = 0; t < KEYS / 16; t++) {
+    uint32_t a[2][4], b[4];
+#pragma unroll
+    for (int m = 0; m < 2; m++) kr_load_matrices_turned_at(a[m], (lane_ds ^ m * 32) + t * 16 * ROWS * 2);
+#pragma unroll
+    for (int j = 0; j < D / 64; j++) {
+      kr_load_matrices_turned_at(b, (lane_k ^ (me.pair * (D / 64) + j) * 32) + t * 16 * D * 2);
+#pragma unroll
+      for (int m = 0; m < 2; m++) kr_mma_as(element(), o[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], a[m], b[2], b[3]);
+    }
+  }
+  sums += (2 * me.half * (D / 8) + me.pair * (D / 32)) * 128 + me.lane;
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int j = 0; j < D / 32; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) add_float(sums + (m * (D / 8) + j) * 128 + c * 32, o[m][j][c]);
+}
+
+/* P and dS from the products of 32 keys and 32 rows, as factors. */
+template <int D>
+KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][4][4], float (&dp)[2][4][4], const float *lse, const float *delta, int i0, uint32_t (&P)[2][2][4],
+                  uint32_t (&dS)[2][2][4]) {
+  const int key0 = u.key0 + 32 * me.pair, all = i0 + 32 <= u.s.n_q && key0 + 32 <= u.s.n_k && key0 >= first_key(p, u.s, i0 + 31) && key0 + 32 <= end_key(p, u.s, i0);
+  const float scale = p.scale * KR_LOG2E;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      const int column = 8 * j + me.lane % 4 * 2 + c % 2, i = i0 + column;
+      const float offset = -KR_LOG2E * lse[column], less = delta[column];
+#pragma unroll
+      for (int m = 0; m < 2; m++) {
+        const int key = key0 + 16 * m + me.lane / 4 + c / 2 * 8, seen = all || (i < u.s.n_q && key >= first_key(p, u.s, i) && key < end_key(p, u.s, i));
+        const float v = seen ? kr_exp2(kr_fma(s[m][j][c], scale, offset)) : 0.0f;
+        s[m][j][c] = v, dp[m][j][c] = seen ? v * (dp[m][j][c] - less) : 0.0f;
+      }
+    }
+  pack_weights<2, 32>(s, P);
+  pack_weights<2, 32>(dp, dS);
+}
+
+template <int D>
+KR_DEV void walk_pairs(const kr_attention_plan &p) {
+  const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2;
+  KR_DYNAMIC_SHARED(shared);
+  const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, P_at = v + KEYS * D * 2, dS_at = P_at + WEIGHTS, stages = dS_at + WEIGHTS;
+  const unit u = unit_here<KEYS, ROWS>(p);
+  if (u.key0 >= u.s.rows_k) return;
+  const pair_place me = {(int)(kr_thread() & 31), (int)(kr_thread() >> 5 & 3), (int)(kr_thread() >> 7)};
+  const int n_steps = (u.end - u.first) * p.heads;
+  const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
+  float *sums = p.partial + u.kv * p.heads * head_sums + (int64_t)sums_tile(p, u.s, u.b) * 64 * D;
+  float dk[2][D / 16][4] = {}, dv[2][D / 16][4] = {};
+  const uint32_t lane_k = k + me.pair * 32 * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
+  if (n_steps) {
+    copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, u.s, u.kv, u.key0), p.k.t, u.s.n_k - u.key0, p.D);
+    copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, u.s, u.kv, u.key0), p.v.t, u.s.n_k - u.key0, p.D);
+    copy_stage<D>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
+    kr_commit_copies();
+  }
+  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps; step++, buffer ^= 1) {
+    const uint32_t q = stages + buffer * STAGE, rows = q + me.half * 32 * D * 2 + lane_of_columns<D>(), channels = q + me.half * D + lane_of_rows<D>();
+    const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + 32 * me.half;
+    const int is_last = --left == 0, next = is_last ? u.start : tile + 1 == u.end ? u.first : tile + 1;
+    float s[2][4][4], dp[2][4][4];
+    uint32_t P[2][2][4], dS[2][2][4];
+    kr_copied<0>();
+    kr_sync();
+    if (step + 1 < n_steps) copy_stage<D>(p, u, shared, stages + (buffer ^ 1) * STAGE, h + is_last, next * ROWS);
+    kr_commit_copies();
+    make_scores<D, 2, 32>(s, lane_k, rows);
+    make_scores<D, 2, 32>(dp, lane_v, rows + TILE);
+    weigh<D>(p, u, me, s, dp, lse, lse + ROWS, tile * ROWS + 32 * me.half, P, dS);
+    share_weights(shared + (P_at - k), me, P);
+    share_weights(shared + (dS_at - k), me, dS);
+    kr_sync();
+    add_both<D>(dv, me, P, P_at, channels + TILE);
+    add_both<D>(dk, me, dS, dS_at, channels);
+    add_queries_of_pairs<D>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
+    tile = next;
+    if (is_last) h++, left = u.end - u.first, sums += head_sums;
+  }
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    const int key = u.key0 + 32 * me.pair + 16 * m + me.lane / 4, from = me.half * (D / 2);
+    const int there[2] = {key < u.s.rows_k, key + 8 < u.s.rows_k}, counts[2] = {key < u.s.n_k, key + 8 < u.s.n_k};
+    store_keys<D / 2>(p.dk, key_at(p, p.dk, u.s, u.kv, key) + from, (int)p.dk.t, dk[m], there, counts, p.scale, p.D - from);
+    store_keys<D / 2>(p.dv, key_at(p, p.dv, u.s, u.kv, key) + from, (int)p.dv.t, dv[m], there, counts, 1.0f, p.D - from);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_pairs(const kr_attention_plan p) { walk_pairs<128>(p); }
 KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums(const kr_attention_plan p) { walk<128>(p); }
 KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_plan p) { clear_sums<128>(p); }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }

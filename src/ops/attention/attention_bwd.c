@@ -26,6 +26,7 @@ static const kr_row rows[] = {
     {"cuda_hopper_any_order", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_sums_refuse, kr_attention_bwd_hopper_sums, kr_attention_bwd_hopper_sums_scratch},
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_refuse, kr_attention_bwd_hopper, kr_attention_bwd_hopper_scratch},
     {"cuda_ampere_any_order", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_sums_refuse, kr_attention_bwd_ampere_sums, kr_attention_bwd_ampere_sums_scratch},
+    {"cuda_ampere_any_order_pairs", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_pairs_refuse, kr_attention_bwd_ampere_pairs, kr_attention_bwd_ampere_pairs_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_refuse, kr_attention_bwd_ampere, kr_attention_bwd_ampere_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base, kr_attention_bwd_base_scratch},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_bwd_##isa, kr_attention_bwd_scratch_##isa},

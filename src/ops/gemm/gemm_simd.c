@@ -247,8 +247,9 @@ static void widen_rows(const krait_view *A, int64_t at, int64_t K, int n, float 
     }
 }
 
-/* Sums that begin with `from`, next_row apart from row to row, over K. rows is a constant after inlining. */
-static inline __attribute__((always_inline)) void sum_rows(const int rows, const float *A, int64_t lda, const float *B, int64_t K, const float *from, int next_row, float *to) {
+/* Sums that begin with `from`, next_row apart from row to row, over K. rows and turned are constants after inlining; turned: A lies column by column, lda apart, as where a gradient
+ * sums over rows: the elements of a step then share a line. */
+static inline __attribute__((always_inline)) void sum_rows(const int rows, const int turned, const float *A, int64_t lda, const float *B, int64_t K, const float *from, int next_row, float *to) {
   kr_v sum[2 * MR];
 #pragma GCC unroll 16
   for (int m = 0; m < rows; m++) sum[2 * m] = kr_v_load(from + m * next_row), sum[2 * m + 1] = kr_v_load(from + m * next_row + KR_VL);
@@ -256,7 +257,7 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     const kr_v b0 = kr_v_load(B), b1 = kr_v_load(B + KR_VL);
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++) {
-      const kr_v a = kr_v_set1(A[m * lda + k]);
+      const kr_v a = kr_v_set1(turned ? A[k * lda + m] : A[m * lda + k]);
       sum[2 * m] = kr_v_fma(a, b0, sum[2 * m]);
       sum[2 * m + 1] = kr_v_fma(a, b1, sum[2 * m + 1]);
     }
@@ -265,9 +266,9 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
   for (int m = 0; m < rows; m++) kr_v_store(to + m * NR, sum[2 * m]), kr_v_store(to + m * NR + KR_VL, sum[2 * m + 1]);
 }
 
-static void sum_panel(int n, const float *A, int64_t lda, const float *B, int64_t K, const float *from, int next_row, float *to) {
+static inline __attribute__((always_inline)) void sum_panel(const int turned, int n, const float *A, int64_t lda, const float *B, int64_t K, const float *from, int next_row, float *to) {
 #define SOME(rows) \
-  for (; n >= rows; n -= rows, A += rows * lda, from += rows * next_row, to += rows * NR) sum_rows(rows, A, lda, B, K, from, next_row, to);
+  for (; n >= rows; n -= rows, A += rows * (turned ? 1 : lda), from += rows * next_row, to += rows * NR) sum_rows(rows, turned, A, lda, B, K, from, next_row, to);
   SOME(MR)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
   SOME(6)
@@ -352,16 +353,18 @@ static void finish_panel(const product *p, const float *sums, const float *bias,
 static void multiply_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m, int n) {
   const krait_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
-  const int in_place = is_float_rows(&a->A);
+  const int turned = a->A.dtype == KRAIT_F32 && a->A.stride[0] == 1 && a->A.stride[1] != 1, in_place = turned || is_float_rows(&a->A);
   static const float zeros[NR] = {0};
   for (int64_t k = 0; k < a->K; k += K_PART) {
     const int64_t part = a->K - k < K_PART ? a->K - k : K_PART;
     if (!in_place) widen_rows(&a->A, at + k * a->A.stride[1], part, n, rows_of(p, memory));
-    const float *A = in_place ? (const float *)a->A.data + at + k : rows_of(p, memory);
+    const float *A = in_place ? (const float *)a->A.data + at + k * a->A.stride[1] : rows_of(p, memory);
     for (int i = 0; i < n_panels; i++) {
       float *sums = sums_of(p, memory, i);
       const float *begin = k ? sums : p->plain ? bias_of(p, memory, i) : zeros;
-      sum_panel(n, A, in_place ? a->A.stride[0] : K_PART, panel_of(p, memory, i) + k * NR, part, begin, k ? NR : 0, sums);
+      const float *panel_part = panel_of(p, memory, i) + k * NR;
+      if (turned) sum_panel(1, n, A, a->A.stride[1], panel_part, part, begin, k ? NR : 0, sums);
+      else sum_panel(0, n, A, in_place ? a->A.stride[0] : K_PART, panel_part, part, begin, k ? NR : 0, sums);
     }
   }
   for (int i = 0; i < n_panels; i++) finish_panel(p, sums_of(p, memory, i), bias_of(p, memory, i), batch, m, n, (panel + i) * p->width);

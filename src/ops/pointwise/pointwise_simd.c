@@ -6,7 +6,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { PIECE = 512, TILE_ROWS = 32, SUM_ROWS = 64 };
+enum { PIECE = 512, PLAIN_PIECE = 16384, TILE_ROWS = 32, SUM_ROWS = 64 };
 
 typedef struct job {
   const krait_pointwise_args *a;
@@ -53,6 +53,58 @@ static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
+/* ---- float32 side by side, without an activation: no buffer ---- */
+
+static inline kr_v plain_load(const float *from, int lanes) { return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes); }
+static inline void plain_store(float *to, kr_v v, int lanes) {
+  if (lanes >= KR_VL) kr_v_store(to, v);
+  else kr_v_storen(to, v, lanes);
+}
+
+/* kind is a constant after inlining. */
+enum { COPY, SUM, PRODUCT };
+static inline __attribute__((always_inline)) void plain_row(const int kind, const float *x, const float *y, float *out, int64_t n, float x_scale, float y_scale) {
+  const kr_v by_x = kr_v_set1(x_scale), by_y = kr_v_set1(y_scale);
+  for (int64_t i = 0; i < n; i += KR_VL) {
+    const int lanes = n - i < KR_VL ? (int)(n - i) : KR_VL;
+    kr_v v = kr_v_mul(plain_load(x + i, lanes), by_x);
+    if (kind == PRODUCT) v = kr_v_mul(v, plain_load(y + i, lanes));
+    if (kind == SUM) v = kr_v_fma(plain_load(y + i, lanes), by_y, v);
+    plain_store(out + i, v, lanes);
+  }
+}
+
+static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
+  const job *p = user;
+  const krait_pointwise_args *a = p->a;
+  const int64_t n = p->w.n[3];
+  int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
+  const float *const x = a->x.data, *const y = a->y.data;
+  float *const out = a->out.data;
+  const int kind = !kr_has(&a->y) ? COPY : a->call.flags & KRAIT_POINTWISE_PRODUCT ? PRODUCT : SUM;
+  (void)worker;
+  for (int64_t piece = begin; piece < end; piece++) {
+    const int64_t left = n - first, some = left < PLAIN_PIECE ? left : PLAIN_PIECE;
+    const float *from = x + at_of(&p->w, KR_WALK_X, i, j, k, first), *other = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first);
+    float *to = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first);
+    if (kind == COPY) plain_row(COPY, from, other, to, some, a->x_scale, 0);
+    else if (kind == SUM) plain_row(SUM, from, other, to, some, a->x_scale, a->y_scale);
+    else plain_row(PRODUCT, from, other, to, some, a->x_scale, 0);
+    if ((first += PLAIN_PIECE) < n) continue;
+    first = 0;
+    if (++k < p->w.n[2]) continue;
+    k = 0;
+    if (++j == p->w.n[1]) j = 0, i++;
+  }
+}
+
+static int is_plain(const job *p) {
+  const krait_pointwise_args *a = p->a;
+  const int64_t *const s[] = {p->w.stride[KR_WALK_X], p->w.stride[KR_WALK_Y], p->w.stride[KR_WALK_OUT]};
+  return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE && !(a->call.flags & KRAIT_POINTWISE_SLOPE) &&
+         s[0][3] == 1 && s[2][3] == 1 && (!kr_has(&a->y) || s[1][3] == 1) && p->w.n[3] >= KR_VL;
+}
+
 static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
   const krait_pointwise_args *a = p->a;
   _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
@@ -85,6 +137,11 @@ int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   if (p.w.n[2] > 1 && (lies_across(&p.w, KR_WALK_X) || lies_across(&p.w, KR_WALK_Y))) {
     p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
     kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_tiles, &p);
+    return KRAIT_OK;
+  }
+  if (is_plain(&p)) {
+    p.n_pieces = (p.w.n[3] + PLAIN_PIECE - 1) / PLAIN_PIECE;
+    kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + PLAIN_PIECE / p.w.n[3], run_plain, &p);
     return KRAIT_OK;
   }
   p.n_pieces = (p.w.n[3] + PIECE - 1) / PIECE;

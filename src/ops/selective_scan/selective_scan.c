@@ -3,6 +3,7 @@
  * (their sum cancels), 1e-4 with complex A (the rounding of dt also turns the state); 16-bit storage one rounding. */
 #include "contract.h"
 #include "op_list.h"
+#include "scan_families.h"
 #include "scan_rows.h"
 
 int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens) {
@@ -27,7 +28,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
-    KR_CUDA_ROWS(selective_scan)
+    KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan)
+    KR_CUDA_FAMILIES(KR_SCAN_FAMILIES, selective_scan)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

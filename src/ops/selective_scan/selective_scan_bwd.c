@@ -1,6 +1,7 @@
 /* selective_scan_bwd.c: contract, cost and rows of the scan's gradient. The equations are in selective_scan_bwd_ref.c.
  * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A), 16-bit storage one rounding. */
 #include "op_list.h"
+#include "scan_families.h"
 #include "scan_rows.h"
 #include "view.h"
 
@@ -19,7 +20,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
-    KR_CUDA_ROWS(selective_scan_bwd)
+    KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan_bwd)
+    KR_CUDA_FAMILIES(KR_SCAN_BWD_FAMILIES, selective_scan_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

@@ -1,8 +1,11 @@
-/* selective_scan_bwd_cuda.c: scratch and launches of the scan's gradient on the GPU. When the channels are too few to fill
+/* selective_scan_bwd_cuda.c: the families of kernels of the scan's gradient (scan_families.h), which calls each takes, scratch and launches. When the channels are too few to fill
  * the device, time is cut into chunks: cheap passes first find each chunk's first state and the gradient of its last. */
 #include "op_list.h"
+#include "scan_families.h"
 #include "scan_host.h"
 #include "view.h"
+
+enum { FEW_STATES, PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, TIME_OVER_LANES, GENERAL, CHANNELS_LAST };
 
 static const kr_kernel back_t4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4"), back_any[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_any");
 static const kr_kernel back_two[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4_two");
@@ -154,12 +157,9 @@ static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
 }
 
-/* Returns whether the fast kernels take the call; else *p is nothing. */
-static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx, uint64_t tier) {
+static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f, int64_t n_multiprocessors) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
-  const krait_selective_scan_args f = forward_args(a);
-  if (kr_scan_general(&f) || kr_has(&f.cu_seqlens) || a->call.flags & KRAIT_SCAN_BOTH) return 0;
-  kr_scan_plan_of(p, &f, reverse, 3 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
+  kr_scan_plan_of(p, f, reverse, 3 * n_multiprocessors, 2);
   p->dout = kr_rows_of(&a->dout, reverse, a->L);
   p->du = kr_rows_of(&a->du, reverse, a->L);
   p->ddelta = kr_rows_of(&a->ddelta, reverse, a->L);
@@ -171,15 +171,54 @@ static int plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, cons
   p->dA = a->dA.data, p->dA_d = a->dA.stride[0], p->dA_n = a->dA.stride[1];
   p->dD_vec = a->dDvec.data, p->dD_stride = a->dDvec.stride[0];
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
-  if (tier == KRAIT_CAP_CUDA_AMPERE && !kr_scan_refusal(&f) && kr_scan_last_plan(p, ctx, 1)) return 1;
+}
+
+static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx) {
+  const char *why = kr_scan_last_refuse(p, 1);
+  return why ? why : kr_scan_last_plan(p, ctx, 1) ? NULL : "too little shared memory";
+}
+
+static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
+  p->few = KR_SCAN_THREADS;
+  if (!is_few(ctx, p)) return "more than 4 states, float32, little work, or rows that are not of whole aligned packs of 16 bytes";
+  cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return NULL;
+}
+
+/* States over lanes are passed over where time over lanes was measured to be quicker. */
+static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a, int family) {
+  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout of another type than u";
+  if (!states_over_lanes(p)) return "few states, steps or channels";
+  const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : back_fit(ctx, p);
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == UNALIGNED_ROWS && (!fit || p->T != 4)) return "rows are not along time, of several types, or of more than 16 states";
+  p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
+  if (p->whole && 3 * whole_back_bytes(p, p->whole) > kr_cuda_info(ctx->cuda)->shared_bytes) return "too little shared memory";
+  if (p->whole) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
+  return NULL;
+}
+
+static uint32_t back_bytes(const kr_scan_plan *p) {
+  if (p->channels_last) return kr_scan_last_back_bytes(p);
+  if (p->few) return few_bytes(p, 4, 1);
+  return p->TT ? lanes_back_bytes(p) : p->whole ? whole_back_bytes(p, p->whole) : back_shared_bytes(p);
+}
+
+/* A plan for one of the families; why it does not take the call, or NULL. */
+static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx, int family) {
+  const krait_selective_scan_args f = forward_args(a);
+  const char *why = kr_scan_general(&f);
+  if (why) return why;
+  if (kr_has(&f.cu_seqlens)) return "cu_seqlens";
+  if (a->call.flags & KRAIT_SCAN_BOTH) return "both directions in one call";
+  if (family != TIME_OVER_LANES && kr_scan_refusal(&f)) return kr_scan_refusal(&f);
+  read_args(p, a, &f, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  if (family == CHANNELS_LAST) return cut_channels_last(p, ctx);
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
-  p->few = KR_SCAN_THREADS;
-  if (kr_scan_refusal(&f) || !is_few(ctx, p)) p->few = 0;
-  if (p->few) cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  else if (kr_scan_refusal(&f) || (a->dout.data && a->dout.dtype != a->u.dtype) || !states_over_lanes(p)) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  else if (back_fit(ctx, p)) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
-  return (p->few ? few_bytes(p, 4, 1) : p->TT ? lanes_back_bytes(p) : back_shared_bytes(p)) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+  if (family == TIME_OVER_LANES) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  else why = family == FEW_STATES ? cut_few_states(p, ctx) : cut_states(p, ctx, a, family);
+  return why ? why : back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes ? NULL : "too little shared memory";
 }
 
 /* A block has one chunk, or several where it has few channels. */
@@ -189,9 +228,9 @@ static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *strea
 }
 
 /* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
-static void sweep(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
+static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
   const int cut = p->n_chunks > 1;
-  const kr_scan_fit whole = p->channels_last ? KR_SCAN_NO_FIT : back_fit(ctx, p);
+  const kr_scan_fit whole = p->whole;
   const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any) : !whole ? NULL : cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
   const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct], *of_few = cut ? few_cut : few_sweep;
   const kr_kernel *kernel = p->channels_last ? (cut ? last_cut : last_sweep)[p->align < 16] : p->few ? of_few : p->TT ? of_lanes : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
@@ -210,8 +249,7 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (p->channels_last) return last_back[p->align < 16];
   if (p->few) return few_back;
-  const kr_scan_fit whole = back_fit(ctx, p);
-  if (whole) return whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
+  if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
   if (p->seq_idx) return back_packed;
   if (p->S == 1) return back_s1;
@@ -219,22 +257,17 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   return (blocks + 2 * n - 1) / (2 * n) * 2 < (blocks + 3 * n - 1) / (3 * n) * 3 ? back_two : back_t4;
 }
 
-static uint32_t back_bytes(const krait_ctx *ctx, const kr_scan_plan *p) {
-  if (p->channels_last) return kr_scan_last_back_bytes(p);
-  if (p->few) return few_bytes(p, 4, 1);
-  return p->TT ? lanes_back_bytes(p) : back_fit(ctx, p) ? whole_back_bytes(p, back_fit(ctx, p)) : back_shared_bytes(p);
-}
-
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
   kr_scan_plan p;
-  if (!plan_of(&p, a, ctx, tier)) return kr_scan_any_bwd_run(ctx, tier, a);
+  if (family == GENERAL) return kr_scan_any_bwd_run(ctx, tier, a);
+  (void)plan_of(&p, a, ctx, family);
   lay_out(&p, a->call.scratch);
   kr_chain chain = {.n = 0};
-  sweep(&chain, ctx, &p, a->call.scratch, stream);
+  sweep(&chain, &p, a->call.scratch, stream);
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = grid_of(&p, back_bytes(ctx, &p), stream);
+  const kr_grid grid = grid_of(&p, back_bytes(&p), stream);
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
   const int64_t n_times = p.TT || p.few ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
@@ -243,20 +276,23 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-const char *kr_selective_scan_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
+static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   const krait_selective_scan_bwd_args *a = args;
-  (void)ctx;
-  return (kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1 ? "2^31 channels or more" : NULL;
+  kr_scan_plan p;
+  if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
+  return family == GENERAL ? NULL : plan_of(&p, a, ctx, family);
 }
 
-uint64_t kr_selective_scan_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  uint64_t most = 0;
-  for (int ampere = 0; ampere < 2; ampere++) { /* the tier is not known yet */
-    kr_scan_plan p;
-    const uint64_t bytes = plan_of(&p, args, ctx, ampere ? KRAIT_CAP_CUDA_AMPERE : KRAIT_CAP_CUDA_BASE) ? lay_out(&p, NULL) : kr_scan_any_bwd_scratch(ctx, args);
-    if (bytes > most) most = bytes;
-  }
-  return most;
+static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
+  kr_scan_plan p;
+  if (family == GENERAL) return kr_scan_any_bwd_scratch(ctx, args);
+  return plan_of(&p, args, ctx, family) ? 0 : lay_out(&p, NULL);
 }
 
-KR_CUDA_TIERS(selective_scan_bwd, run)
+KR_CUDA_FAMILY(selective_scan_bwd, channels_last, CHANNELS_LAST, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, few_states, FEW_STATES, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, packed_rows, PACKED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, unaligned_rows, UNALIGNED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, states_over_lanes, STATES_OVER_LANES, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, time_over_lanes, TIME_OVER_LANES, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, general, GENERAL, run, refuse, scratch_of)

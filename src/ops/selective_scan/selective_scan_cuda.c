@@ -1,9 +1,12 @@
-/* selective_scan_cuda.c: cuts a forward scan into blocks, chunks and directions, and launches it. When the channels are
- * too few to fill the device, time is cut into chunks: end states from zero, a walk over the chunks, then every chunk
+/* selective_scan_cuda.c: the families of kernels of the forward scan (scan_families.h), which calls each takes, how it is cut into blocks,
+ * chunks and directions, and its launch. When the channels are too few to fill the device, time is cut into chunks: end states from zero, a walk over the chunks, then every chunk
  * from its true first state. Both directions in one call are two scans; the first leaves its y in scratch. */
 #include "op_list.h"
+#include "scan_families.h"
 #include "scan_host.h"
 #include "view.h"
+
+enum { PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, FEW_STEPS, FEW_CHANNELS, TIME_OVER_LANES, BOTH_DIRECTIONS, GENERAL, CHANNELS_LAST };
 
 #define KERNELS(name) KR_BY_TYPE("selective_scan", name)
 static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
@@ -220,16 +223,53 @@ static int is_wide(const kr_scan_plan *p, int64_t n_multiprocessors) {
   return p->L >= 512 && !p->seq_idx && kr_scan_is_aligned(p) && (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
 }
 
-/* Forward: channels over lanes where they lie together (tensor copies past the registers: from Ampere on), states over lanes where channels are plenty, else time over lanes. */
-static void plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse, uint64_t tier) {
+/* Where rows are as the family takes them. States over lanes are passed over where time over lanes was measured to be quicker. */
+static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int family) {
+  if (kr_scan_refusal(a)) return kr_scan_refusal(a);
+  if (!states_over_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors)) return "few states, steps or channels";
+  const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : whole_fit(ctx, p);
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == UNALIGNED_ROWS && (!fit || p->T != 4)) return "rows are not along time, of several types, or of more than 16 states";
+  if (family == UNALIGNED_ROWS && 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, KR_SCAN_ANYWHERE) > kr_cuda_info(ctx->cuda)->shared_bytes) return "too little shared memory";
+  p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
+  return NULL;
+}
+
+static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a) {
+  if (kr_scan_refusal(a)) return kr_scan_refusal(a);
+  if (kr_scan_last_refuse(p, 0)) return kr_scan_last_refuse(p, 0);
+  return kr_scan_last_plan(p, ctx, 0) ? NULL : "too little shared memory";
+}
+
+static const char *cut_few_steps(kr_scan_plan *p) {
+  if (p->L > SHORT_STEPS) return "more than 8 steps";
+  if (p->seq_idx || p->offsets) return "packed sequences";
+  cut_short(p);
+  return NULL;
+}
+
+/* A plan for one of the families of one direction; why it does not take the call, or NULL. */
+static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int family) {
+  const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (kr_scan_general(a)) return kr_scan_general(a);
+  if (a->call.flags & KRAIT_SCAN_BOTH) return "both directions in one call";
+  kr_scan_plan_of(p, a, (a->call.flags & KRAIT_SCAN_REVERSE) != 0, 4 * n, 3);
+  take_offsets(p, a);
+  if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
+  if (family <= STATES_OVER_LANES) return cut_states(p, ctx, a, family);
+  if (family == FEW_STEPS) return cut_few_steps(p);
+  if (family == FEW_CHANNELS && !is_wide(p, n)) return "many channels, few steps, packed sequences, or rows that are not aligned";
+  if (family == FEW_CHANNELS) cut_wide(p);
+  else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
+  return NULL;
+}
+
+/* One of both directions, by the families of one. */
+static void plan_direction(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_scan_plan_of(p, a, reverse, 4 * n, 3);
-  take_offsets(p, a);
-  if (tier == KRAIT_CAP_CUDA_AMPERE && !kr_scan_refusal(a) && !(a->call.flags & KRAIT_SCAN_BOTH) && kr_scan_last_plan(p, ctx, 0)) return;
   if (!kr_scan_refusal(a) && states_over_lanes(p, n)) return;
-  if (p->L <= SHORT_STEPS && !p->seq_idx && !p->offsets) cut_short(p);
-  else if (!(a->call.flags & KRAIT_SCAN_BOTH) && is_wide(p, n)) cut_wide(p);
-  else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
+  if (cut_few_steps(p)) cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
 }
 
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p) {
@@ -261,11 +301,11 @@ static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
-static void add_scan(kr_chain *chain, const krait_ctx *ctx, kr_scan_plan *p, char *scratch, void *stream) {
+static void add_scan(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
   if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
-  else p->direct = kr_scan_is_aligned(p), p->whole = whole_fit(ctx, p);
+  else p->direct = kr_scan_is_aligned(p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
   if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) chunk_starts(chain, p, scratch, stream);
@@ -278,46 +318,61 @@ static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reve
   return kr_rows_of(&v, reverse, a->L);
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_selective_scan_args *a = args;
-  if (kr_scan_general(a)) return kr_scan_any_run(ctx, tier, a);
-  const int both = (a->call.flags & KRAIT_SCAN_BOTH) != 0;
+/* The first leaves its y in scratch, the second adds it; D and z come in once. */
+static int32_t run_both(const krait_ctx *ctx, const krait_selective_scan_args *a, uint64_t tier) {
   kr_scan_plan p, back;
   kr_chain chain = {.n = 0};
-  char *scratch = a->call.scratch;
-  plan_of(&p, ctx, a, both ? 0 : (a->call.flags & KRAIT_SCAN_REVERSE) != 0, tier);
-  if (!both) {
-    add_scan(&chain, ctx, &p, scratch, a->call.stream);
-    return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
-  }
-  char *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
+  char *scratch = a->call.scratch, *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
+  plan_direction(&p, ctx, a, 0);
   p.out = sum_rows(a, scratch, 0);
   p.z.data = NULL;
   p.D_vec = NULL;
-  add_scan(&chain, ctx, &p, rest, a->call.stream);
-  plan_of(&back, ctx, a, 1, tier);
+  p.whole = whole_fit(ctx, &p);
+  add_scan(&chain, &p, rest, a->call.stream);
+  plan_direction(&back, ctx, a, 1);
   back.add = sum_rows(a, scratch, 1);
   back.A = a->A_reverse.data, back.A_d = a->A_reverse.stride[0], back.A_n = a->A_reverse.stride[1];
-  add_scan(&chain, ctx, &back, rest, a->call.stream);
+  back.whole = whole_fit(ctx, &back);
+  add_scan(&chain, &back, rest, a->call.stream);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-const char *kr_selective_scan_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_selective_scan_args *a = args;
-  (void)ctx;
-  return (kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1 ? "2^31 channels or more" : NULL;
-}
-
-uint64_t kr_selective_scan_cuda_scratch(const krait_ctx *ctx, const void *args) {
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_selective_scan_args *a = args;
   kr_scan_plan p;
-  if (kr_scan_general(a)) return kr_scan_any_scratch(a);
-  uint64_t chunks = 0;
-  for (int ampere = 0; ampere < 2; ampere++) { /* the tier is not known yet */
-    plan_of(&p, ctx, a, 0, ampere ? KRAIT_CAP_CUDA_AMPERE : KRAIT_CAP_CUDA_BASE);
-    if (kr_scan_chunk_bytes(&p) > chunks) chunks = kr_scan_chunk_bytes(&p);
-  }
-  return chunks + (a->call.flags & KRAIT_SCAN_BOTH ? kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) : 0);
+  kr_chain chain = {.n = 0};
+  if (family == GENERAL) return kr_scan_any_run(ctx, tier, a);
+  if (family == BOTH_DIRECTIONS) return run_both(ctx, a, tier);
+  (void)plan_of(&p, ctx, a, family);
+  add_scan(&chain, &p, a->call.scratch, a->call.stream);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-KR_CUDA_TIERS(selective_scan, run)
+static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
+  const krait_selective_scan_args *a = args;
+  kr_scan_plan p;
+  if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
+  if (family == GENERAL) return NULL;
+  if (family == BOTH_DIRECTIONS) return kr_scan_general(a) ? kr_scan_general(a) : a->call.flags & KRAIT_SCAN_BOTH ? NULL : "one direction";
+  return plan_of(&p, ctx, a, family);
+}
+
+static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
+  const krait_selective_scan_args *a = args;
+  kr_scan_plan p, back;
+  if (family == GENERAL) return kr_scan_any_scratch(a);
+  if (family != BOTH_DIRECTIONS) return plan_of(&p, ctx, a, family) ? 0 : kr_scan_chunk_bytes(&p);
+  plan_direction(&p, ctx, a, 0), plan_direction(&back, ctx, a, 1);
+  const uint64_t one = kr_scan_chunk_bytes(&p), other = kr_scan_chunk_bytes(&back);
+  return kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4) + (one > other ? one : other);
+}
+
+KR_CUDA_FAMILY(selective_scan, channels_last, CHANNELS_LAST, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, packed_rows, PACKED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, unaligned_rows, UNALIGNED_ROWS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, states_over_lanes, STATES_OVER_LANES, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, few_steps, FEW_STEPS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, few_channels, FEW_CHANNELS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, time_over_lanes, TIME_OVER_LANES, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, both_directions, BOTH_DIRECTIONS, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan, general, GENERAL, run, refuse, scratch_of)

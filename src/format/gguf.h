@@ -1,0 +1,54 @@
+/* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And what language models in it are: their tensors, configuration and
+ * tokenizer by the names that Hugging Face's folders have. docs/FORMATS.md has the limits. */
+#ifndef KR_GGUF_H
+#define KR_GGUF_H
+
+#include <jansson.h>
+
+#include "arena.h"
+#include "weights.h"
+
+enum { KR_GGUF_F32 = 0, KR_GGUF_F16 = 1, KR_GGUF_Q8_0 = 8, KR_GGUF_Q4_K = 12, KR_GGUF_Q6_K = 14, KR_GGUF_BF16 = 30 };
+
+typedef struct kr_gguf_value {
+  const char *key; /* of n_key bytes */
+  size_t n_key;
+  uint32_t type, item_type; /* item_type, count: of an array; else type, 1 */
+  uint64_t count;
+  const unsigned char *at;
+} kr_gguf_value;
+
+typedef struct kr_gguf_tensor {
+  const char *name;
+  uint32_t type;      /* KR_GGUF_* */
+  int32_t n_dims;
+  int64_t shape[4];   /* outermost first */
+  const unsigned char *data;
+} kr_gguf_tensor;
+
+typedef struct kr_gguf {
+  const char *label;
+  kr_arena *arena;
+  kr_list values, tensors;
+} kr_gguf;
+
+int kr_gguf_is(const unsigned char *bytes, size_t n_bytes);
+/* bytes and label outlive it. Every range is checked; what fails leaves nothing open. */
+int32_t kr_gguf_open(const unsigned char *bytes, size_t n_bytes, const char *label, kr_gguf *g);
+void kr_gguf_close(kr_gguf *g);
+
+const kr_gguf_value *kr_gguf_find(const kr_gguf *g, const char *key); /* NULL: there is none */
+/* A whole number or a real one; 0: it is none. */
+int kr_gguf_whole(const kr_gguf_value *value, int64_t *number);
+int kr_gguf_real(const kr_gguf_value *value, double *number);
+/* The text, or element i of an array of texts, walked through in order: *at begins as 0 and moves on. NULL: it is none. */
+const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
+
+/* ---- language models (gguf_model.c) ---- */
+/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; q8_0 and q4_k as quantize.h has them, Q6_K as float16. */
+int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
+/* What config.json and tokenizer.json would be. */
+int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);
+int32_t kr_gguf_tokenizer(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **tokenizer);
+
+#endif

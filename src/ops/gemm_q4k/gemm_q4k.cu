@@ -1,0 +1,137 @@
+/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes an output, a lane four bytes, eight weights,
+ * of each super-block. Many rows: a block takes a tile of 64 rows and 64 outputs, 64 weights of each at a time, widened into shared memory. */
+#include "kernel.cuh"
+#include "gemm_q4k_plan.h"
+
+typedef struct __attribute__((aligned(8))) kr_pair {
+  uint32_t w[2];
+} kr_pair;
+
+enum { SUPER_WORDS = 36, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
+
+/* w = scale q + base in part j of 32 of a super-block that begins with head: d and e, then the three words of scales and minima. */
+KR_DEV void read_part(const uint32_t (&head)[4], int j, float &scale, float &base) {
+  const int shift = j % 4 * 8;
+  const uint32_t first_s = head[1] >> shift, first_t = head[2] >> shift, rest = head[3] >> shift;
+  const uint32_t s = j < 4 ? first_s & 63 : (rest & 15) | (first_s >> 2 & 48), t = j < 4 ? first_t & 63 : (rest >> 4 & 15) | (first_t >> 2 & 48);
+  scale = kr_from_f16((uint16_t)head[0]) * (float)s;
+  base = -kr_from_f16((uint16_t)(head[0] >> 16)) * (float)t;
+}
+
+KR_DEV void read_head(const int32_t *super, int64_t stride, uint32_t (&head)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) head[i] = (uint32_t)super[i * stride];
+}
+
+/* Four elements side by side. */
+template <int DTYPE>
+KR_DEV void read_four(const void *data, int64_t at, float *v) {
+  if (DTYPE == KRAIT_F32) {
+    const kr_float4 four = *(const kr_float4 *)((const float *)data + at);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = four.v[i];
+    return;
+  }
+  const kr_pair pair = *(const kr_pair *)((const uint16_t *)data + at);
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] = kr_unpack(pair.w[i / 2], i & 1, DTYPE);
+}
+
+/* Words and rows of A lie without gaps and are aligned. */
+template <int DTYPE>
+KR_DEV void run_few(const krait_gemm_q4k_args &a) {
+  const int lane = kr_thread() & 31, chunk = lane / 8;
+  const int64_t n = (int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32, first = (int64_t)kr_block_y() * KR_Q4K_FEW_ROWS, row = a.A.stride[0];
+  if (n >= a.N) return;
+  const int32_t *super = (const int32_t *)a.words.data + n * a.words.stride[0];
+  const int rows = a.M - first < KR_Q4K_FEW_ROWS ? (int)(a.M - first) : KR_Q4K_FEW_ROWS;
+  int64_t at = first * row + 64 * chunk + lane % 8 * 4;
+  float sum[KR_Q4K_FEW_ROWS];
+#pragma unroll
+  for (int i = 0; i < KR_Q4K_FEW_ROWS; i++) sum[i] = 0.0f;
+  for (int64_t s = 0; s < a.S; s++, super += SUPER_WORDS, at += 256) {
+    const kr_raw16 head = *(const kr_raw16 *)super;
+    const uint32_t q = (uint32_t)super[4 + lane];
+    float scale[2], base[2], w[8];
+    read_part(head.w, 2 * chunk, scale[0], base[0]), read_part(head.w, 2 * chunk + 1, scale[1], base[1]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = kr_fma((float)(q >> (i % 4 * 8 + i / 4 * 4) & 15), scale[i / 4], base[i / 4]);
+#pragma unroll
+    for (int m = 0; m < KR_Q4K_FEW_ROWS; m++) {
+      if (m >= rows) continue;
+      float x[8];
+      read_four<DTYPE>(a.A.data, at + m * row, x), read_four<DTYPE>(a.A.data, at + m * row + 32, x + 4);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum[m] = kr_fma(x[i], w[i], sum[m]);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < KR_Q4K_FEW_ROWS; m++)
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) sum[m] += kr_shuffle_xor(sum[m], mask);
+  const float bias = a.bias.data ? kr_load(a.bias.data, n * a.bias.stride[0], a.bias.dtype) : 0.0f;
+#pragma unroll
+  for (int m = 0; m < KR_Q4K_FEW_ROWS; m++)
+    if (lane == m && m < rows) kr_store(a.out.data, (first + m) * a.out.stride[0] + n * a.out.stride[1], a.out.dtype, sum[m] + bias);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 6) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
+  if (a.A.dtype == KRAIT_F32) run_few<KRAIT_F32>(a);
+  else if (a.A.dtype == KRAIT_F16) run_few<KRAIT_F16>(a);
+  else run_few<KRAIT_BF16>(a);
+}
+
+/* A thread's quarter of an output's 64 weights of a step: two words of bytes hold sixteen of them. */
+KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s, int chunk) {
+  const int column = kr_thread() / 4, quarter = kr_thread() % 4;
+  const int64_t n = first_n + column, step = a.words.stride[1];
+  const int32_t *super = (const int32_t *)a.words.data + (n < a.N ? n : a.N - 1) * a.words.stride[0] + s * SUPER_WORDS * step;
+  uint32_t head[4];
+  float scale[2], base[2];
+  read_head(super, step, head);
+  read_part(head, 2 * chunk, scale[0], base[0]), read_part(head, 2 * chunk + 1, scale[1], base[1]);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const uint32_t q = (uint32_t)super[(4 + 8 * chunk + 2 * quarter + h) * step];
+#pragma unroll
+    for (int i = 0; i < 8; i++) stage[i / 4 * 32 + 8 * quarter + 4 * h + i % 4][column] = kr_fma((float)(q >> (i % 4 * 8 + i / 4 * 4) & 15), scale[i / 4], base[i / 4]);
+  }
+}
+
+/* A thread's sixteen of the tile's 64 x 64 elements of A: neighbouring threads, neighbouring columns. */
+KR_DEV void put_rows(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_m, int64_t k) {
+  const int column = kr_thread() % TILE;
+#pragma unroll
+  for (int i = 0; i < TILE * TILE / KR_Q4K_TILE_THREADS; i++) {
+    const int m = kr_thread() / TILE + i * (KR_Q4K_TILE_THREADS / TILE);
+    stage[column][m] = first_m + m < a.M ? kr_load(a.A.data, (first_m + m) * a.A.stride[0] + (k + column) * a.A.stride[1], a.A.dtype) : 0.0f;
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_Q4K_TILE_THREADS, 2) kr_gemm_q4k_tiles(const krait_gemm_q4k_args a) {
+  KR_SHARED float __attribute__((aligned(16))) left[TILE][PITCH], right[TILE][PITCH]; /* by k, then by row or output */
+  const int64_t first_n = (int64_t)kr_block_x() * TILE, first_m = (int64_t)kr_block_y() * TILE;
+  const int x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4;
+  float d[4][4];
+#pragma unroll
+  for (int i = 0; i < 16; i++) d[i / 4][i % 4] = 0.0f;
+  for (int64_t c = 0; c < 4 * a.S; c++) {
+    kr_sync();
+    put_weights(a, right, first_n, c / 4, (int)(c % 4));
+    put_rows(a, left, first_m, c * TILE);
+    kr_sync();
+#pragma unroll 4
+    for (int k = 0; k < TILE; k++) {
+      const kr_float4 l = *(const kr_float4 *)&left[k][y], r = *(const kr_float4 *)&right[k][x];
+#pragma unroll
+      for (int i = 0; i < 16; i++) d[i / 4][i % 4] = kr_fma(l.v[i / 4], r.v[i % 4], d[i / 4][i % 4]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int64_t m = first_m + y + i / 4, n = first_n + x + i % 4;
+    if (m >= a.M || n >= a.N) continue;
+    const float bias = a.bias.data ? kr_load(a.bias.data, n * a.bias.stride[0], a.bias.dtype) : 0.0f;
+    kr_store(a.out.data, m * a.out.stride[0] + n * a.out.stride[1], a.out.dtype, d[i / 4][i % 4] + bias);
+  }
+}

@@ -1,0 +1,12 @@
+/* gemm_q4k_plan.h: sizes of the kernels of gemm_q4k.cu. */
+#ifndef KR_GEMM_Q4K_PLAN_H
+#define KR_GEMM_Q4K_PLAN_H
+
+enum {
+  KR_Q4K_FEW_THREADS = 128, /* a warp takes an output of up to KR_Q4K_FEW_ROWS rows */
+  KR_Q4K_FEW_ROWS = 8,
+  KR_Q4K_TILE_THREADS = 256,
+  KR_Q4K_TILE = 64, /* rows and outputs of a tile, and weights of a step */
+};
+
+#endif

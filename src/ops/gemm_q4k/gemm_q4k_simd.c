@@ -1,0 +1,132 @@
+/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading the bytes. Many rows: groups of
+ * outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
+#include "gemm/gemm_kernel.h"
+#include "gemm_q4k/gemm_q4k_rows.h"
+#include "op_list.h"
+#include "vec_math.h"
+#include "view.h"
+
+enum { ROWS = 4, GROUP = 64, SUPER = 256, SUPER_BYTES = 144, PART = 32 /* weights of one scale and minimum */ };
+
+static const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) { return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]); }
+
+/* Scales and minima of a super-block: w = scale q + base. */
+typedef struct parts {
+  float scale[16], base[16];
+} parts;
+
+KR_INLINE void read_parts(const uint8_t *super, parts *p) {
+  uint32_t w[3];
+  int8_t scale[16] = {0}, minimum[16] = {0};
+  float halves[KR_VL];
+  memcpy(w, super + 4, sizeof w);
+  kr_v_store(halves, kr_v_load_h((const uint16_t *)super)); /* the first two are d and e */
+  const uint32_t s[2] = {w[0] & 0x3f3f3f3f, (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030)};
+  const uint32_t t[2] = {w[1] & 0x3f3f3f3f, (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)};
+  memcpy(scale, s, sizeof s);
+  memcpy(minimum, t, sizeof t);
+  const kr_v d = kr_v_set1(halves[0]), e = kr_v_set1(-halves[1]);
+  for (int k = 0; k < 8; k += KR_VL) {
+    kr_v_store(p->scale + k, kr_v_mul(kr_v_load_i8(scale + k), d));
+    kr_v_store(p->base + k, kr_v_mul(kr_v_load_i8(minimum + k), e));
+  }
+}
+
+/* rows outputs' worth of one n: sums[m]. rows is a constant after inlining. */
+KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int64_t n, float *sums) {
+  const uint8_t *w = bytes_of(a, n);
+  const int64_t lda = a->A.stride[0];
+  const float *A = (const float *)a->A.data + m * lda;
+  kr_v sum[ROWS], other[ROWS];
+  for (int i = 0; i < rows; i++) sum[i] = other[i] = kr_v_zero();
+  for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES, A += SUPER) {
+    parts p;
+    read_parts(w, &p);
+    for (int j = 0; j < 8; j += 2) {
+      const kr_levels low = kr_levels_of(p.scale[j], p.base[j]), high = kr_levels_of(p.scale[j + 1], p.base[j + 1]);
+      const float *x = A + PART * j;
+#pragma GCC unroll 8
+      for (int k = 0; k < PART; k += KR_VL) {
+        kr_v wl, wh;
+        kr_v_load_levels(w + 16 + j / 2 * PART + k, low, high, &wl, &wh);
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+          sum[i] = kr_v_fma(kr_v_load(x + i * lda + k), wl, sum[i]);
+          other[i] = kr_v_fma(kr_v_load(x + i * lda + PART + k), wh, other[i]);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < rows; i++) sums[i] = kr_v_sum(kr_v_add(sum[i], other[i]));
+}
+
+#define ROWS_OF(rows)                                                                                            \
+  for (; m + rows <= a->M; m += rows) {                                                                          \
+    float sums[rows];                                                                                            \
+    dots(rows, a, m, n, sums);                                                                                   \
+    for (int i = 0; i < rows; i++) out[(m + i) * a->out.stride[0] + n * a->out.stride[1]] = sums[i] + bias;      \
+  }
+
+static float bias_of(const krait_gemm_q4k_args *a, int64_t n) { return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0; }
+
+static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_gemm_q4k_args *a = user;
+  float *out = a->out.data;
+  (void)worker;
+  for (int64_t n = begin; n < end; n++) {
+    const float bias = bias_of(a, n);
+    int64_t m = 0;
+    ROWS_OF(4) ROWS_OF(2) ROWS_OF(1)
+  }
+}
+
+int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_q4k_args *a = args;
+  kr_parallel(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_few, (void *)args);
+  return KRAIT_OK;
+}
+
+/* A thread's memory: a group's weights as float32, its biases, and its panels. */
+static int64_t thread_floats(const krait_gemm_q4k_args *a) { return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP, 0) + 31) / 16 * 16; }
+
+static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
+  const uint8_t *w = bytes_of(a, n);
+  for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES) {
+    parts p;
+    read_parts(w, &p);
+    for (int j = 0; j < 8; j += 2, to += 2 * PART) {
+      const kr_levels low = kr_levels_of(p.scale[j], p.base[j]), high = kr_levels_of(p.scale[j + 1], p.base[j + 1]);
+      for (int k = 0; k < PART; k += KR_VL) {
+        kr_v wl, wh;
+        kr_v_load_levels(w + 16 + j / 2 * PART + k, low, high, &wl, &wh);
+        kr_v_store(to + k, wl);
+        kr_v_store(to + PART + k, wh);
+      }
+    }
+  }
+}
+
+static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
+  const krait_gemm_q4k_args *a = user;
+  const int64_t K = SUPER * a->S;
+  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K, *storage = bias + GROUP;
+  for (int64_t g = begin; g < end; g++) {
+    const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP;
+    kr_panels panels;
+    for (int64_t i = 0; i < n; i++) {
+      widen(a, first + i, weights + i * K);
+      bias[i] = bias_of(a, first + i);
+    }
+    KR_FN(kr_panels_pack)(&panels, storage, K, n, 0, weights, 1, K, bias);
+    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels, .A = a->A.data, .lda = a->A.stride[0], .M = a->M, .C = (float *)a->out.data + first, .ldc = a->out.stride[0], .n_store = n,
+                                             .epilogue = KR_GEMM_SET});
+  }
+}
+
+uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) { return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float); }
+
+int32_t KR_FN(kr_gemm_q4k)(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_q4k_args *a = args;
+  kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_groups, (void *)args);
+  return KRAIT_OK;
+}

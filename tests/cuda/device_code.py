@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""device_code.py TOOL PTX_DIR: device code of other sources than the tree's is refused when it is packed, by one sentence; comments may change."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+tool, built = sys.argv[1], pathlib.Path(sys.argv[2])
+TEXT = ".version 6.0\n.target sm_50\n.visible .entry f()\n{\n.reg .b32 %r<4>;\nmov.u32 %r1, %tid.x; // thread\n$L__BB0_1:\nbra $L__BB0_1;\n}\n"
+COMPILER = "import sys; o, d, s, h, t = sys.argv[1:]; open(o, 'w').write(t); open(d, 'w').write(f'{o}: \\\\\\n  {s} {h} \\\\\\n  /usr/include/x.h\\n')"
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, tool, *map(str, arguments)], capture_output=True, text=True)
+
+
+def refused(done, *words):
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and all(w in done.stderr for w in words), done
+
+
+with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder, "tree")
+    text, packed = pathlib.Path(folder, "one.base.ptx"), pathlib.Path(folder, "one.packed")
+    (root / "src").mkdir(parents=True)
+    source, plan = root / "src/one.cu", root / "src/one_plan.h"
+    source.write_text('#include "one_plan.h"\n')
+    plan.write_text("/* what both sides know */\ntypedef struct { int n; } one_plan; // one\n")
+    done = run("compile", root, text, f"{text}.d", sys.executable, "-c", COMPILER, text, f"{text}.d", source, plan, TEXT)
+    assert done.returncode == 0 and text.read_text().startswith(TEXT) and text.read_text().count("// made of src/one") == 2, done
+    assert run("pack", root, packed, text).returncode == 0
+    before = packed.read_bytes()
+    plan.write_text("/* what host and device know */\n\ntypedef struct {  int n; } one_plan;\n")
+    assert run("pack", root, packed, text).returncode == 0 and packed.read_bytes() == before
+    plan.write_text("typedef struct { int m, n; } one_plan;\n")
+    refused(run("pack", root, packed, text), "one.base.ptx", "src/one_plan.h", "-Dptx_dir")
+    plan.unlink()
+    refused(run("pack", root, packed, text), "src/one_plan.h", "-Dptx_dir")
+    text.write_text(TEXT)
+    refused(run("pack", root, packed, text), "one.base.ptx", "-Dptx_dir")
+    text.write_text(TEXT + "\u00e9")
+    refused(run("pack", root, packed, text), "one.base.ptx is not a PTX text")
+    assert run("compile", root, text, f"{text}.d", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
+
+# Of the build's own texts: one of another build's among them.
+texts = sorted(built.glob("norm_short.*.ptx"))
+with tempfile.TemporaryDirectory() as folder:
+    assert texts
+    other = pathlib.Path(folder, texts[0].name)
+    lines = texts[0].read_text().splitlines()
+    own = next(i for i, line in enumerate(lines) if line.startswith("// made of ") and line.split()[3].endswith(".cu"))
+    lines[own] = lines[own][:-1] + ("0" if lines[own][-1] != "0" else "1")
+    other.write_text("\n".join(lines) + "\n")
+    here = pathlib.Path(tool).resolve().parent.parent
+    refused(run("pack", here, pathlib.Path(folder, "x.packed"), other), texts[0].name, lines[own].split()[3])
+    assert run("pack", here, pathlib.Path(folder, "x.packed"), texts[0]).returncode == 0

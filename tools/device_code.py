@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What a build does with device code, by the standard library alone; src/cuda/ptx_text.c reads what this writes.
+  compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, then adds which sources of ROOT the text was made of, each with its hash
+  pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts; a text that was made of other sources than ROOT has is an error
+  table OUT.c FILE...                    a C file that holds .packed files and machine code (MODULE.TIER.sm_NN.cubin), and the tables that find them
+A text is packed without comments and needless blanks, in two parts. In the first, the numbers of registers and labels are left out: a byte from
+128 on stands for the name before the number. In the second they are by name, each as how far it is from the last one: 192 and the distance in
+one byte, or 128 and the number in three. What is left to compress then says the same again and again, whatever registers it is about."""
+import hashlib
+import json
+import lzma
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+SOURCE = "// made of "  # a line of a text: the file, and its hash
+NUMBERED = re.compile(rb"(%[a-z]{1,2})(0|[1-9]\d*)(?!\w)|(\$L__BB)(0|[1-9]\d*)(_)(0|[1-9]\d*)(?!\w)")
+FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 26, "lc": 3, "lp": 0, "pb": 0, "mode": lzma.MODE_NORMAL, "nice_len": 273, "mf": lzma.MF_BT4, "depth": 200}]
+
+
+def die(sentence):
+    sys.exit("device_code: " + sentence)
+
+
+def hash_of(path):
+    """Of what the compiler sees: comments and blanks may change."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", path.read_text(), flags=re.S)
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+
+
+def compile_text(root, out, depfile, *command):
+    done = subprocess.run(command)
+    if done.returncode:
+        sys.exit(done.returncode)
+    named = pathlib.Path(depfile).read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    inside = {os.path.relpath(os.path.realpath(name), os.path.realpath(root)) for name in named}
+    lines = [SOURCE + name + " " + hash_of(pathlib.Path(root, name)) for name in sorted(inside) if not name.startswith("..")]
+    with open(out, "a", encoding="ascii") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def check_sources(root, path, text, known):
+    made_of = [line[len(SOURCE):].rsplit(" ", 1) for line in text.splitlines() if line.startswith(SOURCE)]
+    remedy = "build without -Dptx_dir (and without the ptx folder of a source archive), or with a folder that a build of this tree has written"
+    if not made_of:
+        die(f"{path} does not say which sources it was made of (an older build's?): {remedy}")
+    for name, hash_then in made_of:
+        if name not in known:
+            known[name] = hash_of(pathlib.Path(root, name)) if pathlib.Path(root, name).is_file() else None
+        if known[name] != hash_then:
+            die(f"{path} was made of another {name} than this tree's: {remedy}")
+
+
+def number(n):
+    """Seven bits a byte, the lowest first; all but the last byte have the eighth."""
+    return bytes([n & 127 | 128]) + number(n >> 7) if n > 127 else bytes([n])
+
+
+def packed_text(text):
+    numbers, last = {}, {}
+
+    def put(name, digits):
+        n, here = int(digits), numbers.setdefault(name, bytearray())
+        distance = n - last.get(name, 0)
+        last[name] = n
+        here += bytes([192 + distance]) if -64 < distance < 64 else b"\x80" + n.to_bytes(3, "little")
+        return bytes([128 + list(numbers).index(name)])
+
+    def replace(m):
+        return put(m[1], m[2]) if m[1] else put(m[3], m[4]) + put(m[5], m[6])
+
+    bare = NUMBERED.sub(replace, text)
+    heads = b"".join(number(len(name)) + name + number(len(values)) for name, values in numbers.items())
+    return number(len(numbers)) + heads + number(len(bare)) + bare + b"".join(numbers.values())
+
+
+def without_blanks(path, text):
+    if any(byte >= 128 or byte == 0 for byte in set(text)):
+        die(f"{path} is not a PTX text")
+    text = re.sub(rb"[ \t]+", b" ", re.sub(rb"//[^\n]*", b"", text))
+    return re.sub(rb" ?\n[ \n]*", b"\n", text).replace(b", ", b",")
+
+
+def name_of(path):
+    """a/MODULE.TIER.sm_NN.cubin: MODULE, TIER and, of machine code, NN."""
+    parts = pathlib.Path(path).name.split(".")
+    if len(parts) < 3:
+        die(f"{path} is not named MODULE.TIER.ptx")
+    return parts[0], parts[1], int(parts[2][3:]) if parts[2].startswith("sm_") else 0
+
+
+def pack(root, out, *paths):
+    stream, texts, known = b"", [], {}
+    for path in paths:
+        raw = pathlib.Path(path).read_bytes()
+        bare = without_blanks(path, raw)
+        check_sources(root, path, raw.decode("ascii"), known)
+        begin, stream = len(stream), stream + packed_text(bare)
+        texts.append((*name_of(path)[:2], begin, len(stream), len(bare)))
+    head = json.dumps({"bytes": len(stream), "texts": texts}).encode() + b"\n"
+    pathlib.Path(out).write_bytes(head + lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS))
+
+
+def table(out, *paths):
+    streams, texts, cubins, held = [], [], [], []
+    for i, path in enumerate(paths):
+        skip = 0
+        if path.endswith(".cubin"):
+            module, tier, capability = name_of(path)
+            cubins.append(f'{{"{module}", "{tier}", {capability}, kr_code_{i}, {os.path.getsize(path)}}}')
+        else:
+            with open(path, "rb") as file:
+                head, skip = json.loads(file.readline()), file.tell()
+            texts += [f'{{"{module}", "{tier}", {len(streams)}, {begin}, {end}, {n}}}' for module, tier, begin, end, n in head["texts"]]
+            streams.append(f'{{kr_code_{i}, {os.path.getsize(path) - skip}, {head["bytes"]}}}')
+        held.append(f'__asm__(".pushsection .rodata\\n.balign 16\\n.globl kr_code_{i}\\n.hidden kr_code_{i}\\nkr_code_{i}:\\n.incbin \\"{path}\\", {skip}\\n'
+                    f'.popsection\\n");\nextern const char kr_code_{i}[];\n')
+    with open(out, "w", encoding="utf-8") as file:
+        file.write('/* Made by tools/device_code.py: the device code of this build. */\n#include "packed_code.h"\n\n' + "".join(held))
+        for kind, rows in (("kr_packed_stream kr_packed_streams", streams), ("kr_packed_text kr_packed_texts", texts), ("kr_cubin kr_packed_cubins", cubins)):
+            file.write("\nconst %s[] = {\n%s};\n" % (kind, "".join(f"  {row},\n" for row in rows + ["{0}"])))
+        file.write(f"\nconst int kr_n_packed_texts = {len(texts)}, kr_n_packed_cubins = {len(cubins)};\nchar *kr_kept_texts[{len(texts) + 1}];\n")
+
+
+if __name__ == "__main__":
+    {"compile": compile_text, "pack": pack, "table": table}[sys.argv[1]](*sys.argv[2:])
