@@ -49,6 +49,17 @@ static int serves(const doc *d, const kr_row *row, int cc) {
 }
 
 /* The release to take: this one if its wheels serve the device and the torch, else the newest that do. "" when the tables know none. */
+/* Of packages that are wheels only: the newest release whose wheels were read and have code for the device, newer than this version. */
+static const char *holder_of(doc *d, const char *package, const char *version, int cc) {
+  const kr_row *row;
+  const char *newest = "";
+  for (size_t at = 0; cc && (row = kr_tables_next(d->tables, "holds", &at));) {
+    const int ptx = atoi(row->column[3]);
+    if (strcmp(row->column[0], package) == 0 && (doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) && (!*version || kr_compare_versions(row->column[1], version) > 0)) newest = row->column[1];
+  }
+  return newest;
+}
+
 static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
   const kr_row *row;
   const char *newest = "";
@@ -59,7 +70,7 @@ static const char *release_of(doc *d, const char *package, const char *version, 
     if (is_this && !not_this) return version;
     if (*last && (!is_this || !not_this || kr_compare_versions(last, version) > 0)) newest = last;
   }
-  return newest;
+  return *newest ? newest : holder_of(d, package, version, cc);
 }
 
 /* The same number without what a local build adds, so that an index can have it. */

@@ -269,6 +269,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
   if (is(hit, "L09")) fill_cudnn(d, hit, keys);
   if (is(hit, "L10")) fill_cudnn_versions(d, hit, keys);
   if (is(hit, "L11")) fill_jax(d, hit, keys);
+  if (is(hit, "L12")) put(keys, "newer", doc_command(d, "release", package, doc_version_of(d, package), ""));
   if (is(hit, "L06")) put(keys, "lib", lib);
   return 1;
 }
@@ -471,6 +472,7 @@ static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module"))) return 0;
   if (is(hit, "B08") && d->log.first_error) put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
   if (is(hit, "B09") && strstr(hit->line, "clang")) return 1;
+  if (is(hit, "B05") && d->log.no_wheel) return 0;
   if (is(hit, "B09")) fill_host(d, hit, keys);
   if (is(hit, "B06") && !*taken(hit, "nvcc")) put(keys, "nvcc", d->log.nvcc);
   if (is(hit, "B20")) put(keys, "gcc_take", atoi(taken(hit, "gcc_least")) > 11 ? taken(hit, "gcc_least") : "11"); /* which every system of these years has */

@@ -407,6 +407,7 @@ static void fill_facts(doc *d, const char *text) {
   if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text)) gpu_from_capability(d, text);
   d->log.is_wsl = strstr(text, "WSL") || strstr(text, "/lib/wsl") || strstr(text, "microsoft-standard");
   d->log.is_windows = holds_any(text, windows), d->log.is_build = holds_any(text, build), d->log.is_crash = holds_any(text, crash);
+  d->log.no_wheel = strstr(text, "Precompiled wheel not found") || strstr(text, "HTTP Error 404");
   site_from_text(d, text);
   collect_versions(d, text);
 }

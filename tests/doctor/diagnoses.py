@@ -374,6 +374,8 @@ for number, (rule, _, text) in enumerate(TEXTS):
     log_case(rule, None, "error", text, f"{rule}_text_{number}")
 log_case("B15", "H", "error", "/usr/bin/ld: cannot find -lcudart\n", "B15_linker")
 log_case("B17", "H", "error", "RuntimeError: Ninja is required to load C++ extensions\n", "B17_ninja")
+log_case("D11", "M", "error", "Failed to initialize NVML: Unknown Error\n", "D11_lost")
+log_case("L12", "H", "error", "ImportError: /v/libx.so: cannot enable executable stack as shared object requires: Invalid argument\n", "L12_stack")
 log_case("B19", "H", "error", '/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous function "sinpi"\n', "B19_libc")
 log_case("B20", "H", "error", "#error \"You're trying to build PyTorch with a too old version of GCC. We need GCC 13 or later.\"\n", "B20_gcc")
 log_case("B21", "H", "error", "nvcc fatal   : Value 'c++17' is not defined for option 'std'\n", "B21_std")
@@ -435,7 +437,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 103, len(rules)
+    assert len(rules) == 105, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

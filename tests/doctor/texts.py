@@ -402,4 +402,12 @@ TEXTS = [
     ('S06', '2\\.28\\.9',
      'ImportError: /opt/v/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclGetUniqueIdV2\n'
      'torch==2.11.0+cu130'),
+    ('D11', 'lost its GPU',
+     'Failed to initialize NVML: Unknown Error'),
+    ('L12', 'executable stack',
+     'ImportError: libctranslate2-bc15bf3f.so.4.5.0: cannot enable executable stack as shared object requires: Invalid argument'),
+    ('K01', 'bitsandbytes has no code for 12.0.*\\n.*bitsandbytes==0.50.2',
+     'Error no kernel image is available for execution on the device at line 62 in file /src/csrc/ops.cu\n'
+     '  File "/opt/v/lib/python3.11/site-packages/bitsandbytes/functional.py", line 1\n'
+     'bitsandbytes 0.43.0  NVIDIA GeForce RTX 5060 Ti'),
 ]
