@@ -62,7 +62,7 @@ static json_t *times_json(const krait_train_times *t, const kinds *k) {
   return all;
 }
 
-int bench_train(char **arguments, int n_arguments, const kr_run *run, int64_t n_steps, int by_call, int as_json) {
+int bench_train(char **arguments, int n_arguments, const cli_run *run, int64_t n_steps, int by_call, int as_json) {
   static kinds all;
   krait_ctx *ctx = NULL;
   const char *config = n_arguments > 0 && !strchr(arguments[0], '=') ? arguments[0] : NULL;
@@ -70,17 +70,17 @@ int bench_train(char **arguments, int n_arguments, const kr_run *run, int64_t n_
   const krait_train_options options = {.size = sizeof options, .config = config, .settings = (const char *const *)arguments + skip, .n_settings = n_arguments - skip};
   krait_train_times times = {.size = sizeof times, .n_steps = (uint32_t)n_steps};
   for (int i = skip; i < n_arguments; i++)
-    if (!strchr(arguments[i], '=')) return kr_usage_error("bench", "'%s' is no setting NAME=VALUE", arguments[i]);
-  const int opened = kr_run_open_ctx("bench", run, &ctx);
+    if (!strchr(arguments[i], '=')) return cli_usage_error("bench", "'%s' is no setting NAME=VALUE", arguments[i]);
+  const int opened = cli_run_open_ctx("bench", run, &ctx);
   if (opened >= 0) return opened;
   const int32_t status = krait_train_time(ctx, &options, &times, by_call ? add_call : NULL, &all);
   int failed = 0;
-  if (status >= 0 && as_json) failed = kr_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
+  if (status >= 0 && as_json) failed = cli_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
   else if (status >= 0) {
     printf("batch %lld, %lld frames: a step %.2f ms, %.0f MB between operators; without a discriminator %.2f ms, %.0f MB\n", (long long)times.batch, (long long)times.frames, 1e3 * times.step_s,
            1e-6 * (double)times.step_bytes, 1e3 * times.generator_s, 1e-6 * (double)times.generator_bytes);
     if (by_call) print_kinds(&all);
   }
   krait_ctx_close(&ctx);
-  return status < 0 ? kr_report("bench", status) + 1 : failed;
+  return status < 0 ? cli_report("bench", status) + 1 : failed;
 }

@@ -33,13 +33,13 @@ static int print_json(const char *op, const char *dtype, const char *device, con
   json_t *report = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:f, s:f}}", "op", op, "dtype", dtype, "row", t->row, "device", device, "runs", t->n_runs, "copies", t->n_copies, "from_graph", t->from_graph, "host_s", t->host_s, "best_s", t->best_s,
                              "median_s", t->median_s, "reference_s", t->reference_s, "bytes", t->bytes, "flops", t->flops, "exps", t->exps, "limits",
                              "copy_bytes_per_s", l->copy_bytes_per_s, "flops_per_s", l->flops_per_s, "exps_per_s", l->exps_per_s);
-  return kr_print_json("bench", report, JSON_INDENT(2));
+  return cli_print_json("bench", report, JSON_INDENT(2));
 }
 
-int kr_bench_dtype(const char *text, int32_t *dtype) {
+int cli_bench_dtype(const char *text, int32_t *dtype) {
   for (*dtype = KRAIT_F32; *dtype <= KRAIT_BF16; ++*dtype)
     if (!text || strcmp(text, krait_dtype_name(*dtype)) == 0) return -1;
-  return kr_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16", text);
+  return cli_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16", text);
 }
 
 /* One line a row: its time, or why it does not take the call. */
@@ -60,7 +60,7 @@ static int32_t time_rows(const krait_ctx *ctx, const char *name, const char *sha
     json_array_append_new(report, why ? json_pack("{s:s, s:s}", "row", row, "refuses", why) : json_pack("{s:s, s:f, s:f}", "row", row, "best_s", t.best_s, "median_s", t.median_s));
     if (why) status = KRAIT_OK;
   }
-  if (as_json && status >= 0) *failed = kr_print_json("bench", report, JSON_INDENT(2));
+  if (as_json && status >= 0) *failed = cli_print_json("bench", report, JSON_INDENT(2));
   else json_decref(report);
   return status;
 }
@@ -70,14 +70,14 @@ static int32_t time_best(const krait_ctx *ctx, const char *op, const char *row, 
   return krait_op_measure(ctx, op, shape, dtype, 1.0, with_reference, timing);
 }
 
-int bench_op(const char *op, const char *shape, const char *dtype_name, const char *rows, int with_reference, int as_json, const kr_run *run) {
+int bench_op(const char *op, const char *shape, const char *dtype_name, const char *rows, int with_reference, int as_json, const cli_run *run) {
   krait_ctx *ctx = NULL;
   krait_op_timing timing = {.size = sizeof timing};
   krait_limits limits = {.size = sizeof limits};
   char device[160] = "";
   int32_t dtype;
-  int exit_status = kr_bench_dtype(dtype_name, &dtype);
-  if (exit_status < 0) exit_status = kr_run_open_ctx("bench", run, &ctx);
+  int exit_status = cli_bench_dtype(dtype_name, &dtype);
+  if (exit_status < 0) exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   name_device(ctx, device, sizeof device);
   const int is_all = rows && strcmp(rows, "all") == 0;
@@ -86,5 +86,5 @@ int bench_op(const char *op, const char *shape, const char *dtype_name, const ch
   if (status >= 0 && !is_all) status = krait_measure_limits(ctx, &limits);
   if (status >= 0 && !is_all) failed = (as_json ? print_json : print_text)(op, krait_dtype_name(dtype), device, &timing, &limits);
   krait_ctx_close(&ctx);
-  return status < 0 ? kr_report("bench", status) + 1 : failed;
+  return status < 0 ? cli_report("bench", status) + 1 : failed;
 }

@@ -16,7 +16,7 @@ static void print_line(const krait_seedvr_shape *s, const krait_seedvr_timing *t
 
 static int add_json(json_t *list, const krait_seedvr_shape *s, const krait_seedvr_timing *t) {
   return json_array_append_new(list, json_pack("{s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "variant", s->variant, "frames", (json_int_t)s->n_frames, "tokens", (json_int_t)t->n_tokens, "longest",
-                                               (json_int_t)t->longest[0], "block_s", kr_json_real(t->block_s), "best_s", kr_json_real(t->best_s), "flops", kr_json_real(t->flops), "weight_bytes",
+                                               (json_int_t)t->longest[0], "block_s", cli_json_real(t->block_s), "best_s", cli_json_real(t->best_s), "flops", cli_json_real(t->flops), "weight_bytes",
                                                (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes));
 }
 
@@ -25,7 +25,7 @@ static void print_node(void *user, const char *line) {
   printf("    %s\n", line);
 }
 
-static int32_t time_one(const krait_ctx *ctx, const kr_bench_seedvr *b, int variant, int64_t n_frames, json_t *list) {
+static int32_t time_one(const krait_ctx *ctx, const cli_bench_seedvr *b, int variant, int64_t n_frames, json_t *list) {
   const krait_seedvr_shape shape = {.size = sizeof shape, .variant = variant, .n_frames = n_frames, .width = 1280, .height = 720};
   krait_seedvr_timing t = {.size = sizeof t};
   const int32_t status = krait_seedvr_measure(ctx, &shape, b->dtype, 0.5, b->by_kernel && !list ? print_node : NULL, NULL, &t);
@@ -34,7 +34,7 @@ static int32_t time_one(const krait_ctx *ctx, const kr_bench_seedvr *b, int vari
   return list && add_json(list, &shape, &t) != 0 ? KRAIT_ERR_NO_MEMORY : KRAIT_OK;
 }
 
-static int32_t time_all(const krait_ctx *ctx, const kr_bench_seedvr *b, json_t *list) {
+static int32_t time_all(const krait_ctx *ctx, const cli_bench_seedvr *b, json_t *list) {
   const int64_t clips[] = {1, 21, 121};
   const int is_cpu = krait_ctx_device(ctx) == KRAIT_DEVICE_CPU;
   int32_t status = KRAIT_OK;
@@ -49,15 +49,15 @@ static int32_t time_all(const krait_ctx *ctx, const kr_bench_seedvr *b, json_t *
   return status;
 }
 
-int kr_bench_seedvr_run(const kr_run *run, const kr_bench_seedvr *b) {
+int cli_bench_seedvr_run(const cli_run *run, const cli_bench_seedvr *b) {
   krait_ctx *ctx = NULL;
-  if (b->variant && strcmp(b->variant, "3b") != 0 && strcmp(b->variant, "7b") != 0) return kr_usage_error("bench", "--sizes of seedvr is '%s', must be 3b or 7b", b->variant);
-  int exit_status = kr_run_open_ctx("bench", run, &ctx);
+  if (b->variant && strcmp(b->variant, "3b") != 0 && strcmp(b->variant, "7b") != 0) return cli_usage_error("bench", "--sizes of seedvr is '%s', must be 3b or 7b", b->variant);
+  int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   json_t *list = b->as_json ? json_array() : NULL;
   const int32_t status = b->as_json && !list ? KRAIT_ERR_NO_MEMORY : time_all(ctx, b, list);
-  if (status >= 0 && list) exit_status = kr_print_json("bench", list, JSON_INDENT(2));
-  else exit_status = status < 0 ? kr_report("bench", status) + 1 : 0;
+  if (status >= 0 && list) exit_status = cli_print_json("bench", list, JSON_INDENT(2));
+  else exit_status = status < 0 ? cli_report("bench", status) + 1 : 0;
   if (status < 0) json_decref(list);
   krait_ctx_close(&ctx);
   return exit_status;

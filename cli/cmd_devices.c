@@ -27,9 +27,9 @@ static void print_device(const krait_device_info *d) {
 int cmd_devices(int argc, char **argv) {
   int as_json = 0, first;
   int32_t n = 0;
-  const kr_option options[] = {KR_SWITCH("json", 0, &as_json, "print JSON")};
-  const kr_verb verb = {"devices", "", "Lists the GPUs of this machine, or says why none can be used. The CPU can always be used.", options, KR_N(options), 0, 0};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_option options[] = {CLI_SWITCH("json", 0, &as_json, "print JSON")};
+  const cli_verb verb = {"devices", "", "Lists the GPUs of this machine, or says why none can be used. The CPU can always be used.", options, CLI_N(options), 0, 0};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_device_count(&n);
   json_t *list = json_array();
@@ -37,11 +37,11 @@ int cmd_devices(int argc, char **argv) {
     krait_device_info d = {.size = sizeof d};
     if ((status = krait_device_read(i, &d)) < 0) break;
     if (!as_json) print_device(&d);
-    else if (json_array_append_new(list, device_json(&d)) != 0) return json_decref(list), kr_print_json(verb.name, NULL, 0);
+    else if (json_array_append_new(list, device_json(&d)) != 0) return json_decref(list), cli_print_json(verb.name, NULL, 0);
   }
-  json_t *report = as_json ? json_pack("{s:o, s:o}", "devices", list, "why_none", kr_json_text(status < 0 ? krait_error_detail() : "")) : list;
+  json_t *report = as_json ? json_pack("{s:o, s:o}", "devices", list, "why_none", cli_json_text(status < 0 ? krait_error_detail() : "")) : list;
   if (!as_json) json_decref(report);
-  else if (kr_print_json(verb.name, report, JSON_INDENT(2)) != 0) return 1;
+  else if (cli_print_json(verb.name, report, JSON_INDENT(2)) != 0) return 1;
   if (!as_json && status < 0) printf("no usable GPU: %s\n", krait_error_detail());
   return status < 0 ? 1 : 0;
 }

@@ -131,12 +131,12 @@ static int dump_ptx(const char *folder, int replace) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;
     if (!failed) continue;
-    fprintf(kr_err(), "krait info: %s: %s\n", kr_clean(path), failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
+    fprintf(cli_err(), "krait info: %s: %s\n", cli_clean(path), failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
     return 1;
   }
-  if (status == KRAIT_ERR_NO_MEMORY) return kr_report("info", status);
+  if (status == KRAIT_ERR_NO_MEMORY) return cli_report("info", status);
   printf("%d texts of device code written to ", n);
-  kr_print_clean(stdout, folder);
+  cli_print_clean(stdout, folder);
   printf("\n");
   return 0;
 }
@@ -146,7 +146,7 @@ static int dump_ptx(const char *folder, int replace) {
 /* Text from the file, padded to width; control characters must not reach the terminal. */
 static void print_text(const char *text, int width) {
   const int n = (int)strlen(text);
-  kr_print_clean(stdout, text);
+  cli_print_clean(stdout, text);
   printf("%*s", n < width ? width - n : 0, "");
 }
 
@@ -194,29 +194,29 @@ static int print_file(const json_t *info) {
 
 typedef struct graphs {
   int is_asked, profile;
-  kr_run run;
+  cli_run run;
   krait_model_options model;
 } graphs;
 
 static void print_line(void *user, const char *line) {
   (void)user;
-  kr_print_clean(stdout, line);
+  cli_print_clean(stdout, line);
   printf("\n");
 }
 
 static int print_graphs(const graphs *g) {
   krait_ctx *ctx = NULL;
-  const int exit_status = kr_run_open_ctx("info", &g->run, &ctx);
+  const int exit_status = cli_run_open_ctx("info", &g->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_line, NULL);
-  const int failed = status < 0 ? kr_report("info", status) : 0;
+  const int failed = status < 0 ? cli_report("info", status) : 0;
   krait_ctx_close(&ctx);
   return failed;
 }
 
 /* What only graphs have. */
 static int has_graph_options(const graphs *g) {
-  const kr_run *r = &g->run;
+  const cli_run *r = &g->run;
   return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path || g->model.overrides;
 }
 
@@ -226,34 +226,34 @@ int cmd_info(int argc, char **argv) {
   int as_json = 0, force = 0, first;
   const char *ptx_folder = NULL;
   graphs g = {.model.size = sizeof g.model};
-  const kr_option options[] = {KR_SWITCH("graph", 0, &g.is_asked, "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
-                               KR_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
-                               KR_TEXT("config", 0, "YAML", &g.model.config_path, "with --graph: the model's configuration, when the weights do not say it"),
-                               KR_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
-                               KR_SWITCH("json", 0, &as_json, "print JSON"),
-                               KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
-                               KR_SWITCH("force", 'f', &force, "replace such files where they exist"),
-                               KR_RUN_OPTIONS(&g.run)};
-  const kr_verb verb = {"info", "[FILE]",
+  const cli_option options[] = {CLI_SWITCH("graph", 0, &g.is_asked, "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
+                               CLI_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
+                               CLI_TEXT("config", 0, "YAML", &g.model.config_path, "with --graph: the model's configuration, when the weights do not say it"),
+                               CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
+                               CLI_SWITCH("json", 0, &as_json, "print JSON"),
+                               CLI_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
+                               CLI_SWITCH("force", 'f', &force, "replace such files where they exist"),
+                               CLI_RUN_OPTIONS(&g.run)};
+  const cli_verb verb = {"info", "[FILE]",
                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
                         "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's file or folder computes, line by line.",
-                        options, KR_N(options), 0, 1};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+                        options, CLI_N(options), 0, 1};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (ptx_folder && first < argc) return kr_usage_error(verb.name, "--dump-ptx takes no FILE");
-  if (g.is_asked && (first == argc || as_json || ptx_folder)) return kr_usage_error(verb.name, first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
-  if (!g.is_asked && has_graph_options(&g)) return kr_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
-  if (force && !ptx_folder) return kr_usage_error(verb.name, "--force goes with --dump-ptx");
+  if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");
+  if (g.is_asked && (first == argc || as_json || ptx_folder)) return cli_usage_error(verb.name, first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
+  if (!g.is_asked && has_graph_options(&g)) return cli_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
+  if (force && !ptx_folder) return cli_usage_error(verb.name, "--force goes with --dump-ptx");
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
-  if (status < 0) return kr_report(verb.name, status);
+  if (status < 0) return cli_report(verb.name, status);
   json_t *info = text ? json_loads(text, 0, NULL) : program_json();
   krait_text_free(&text);
-  if (as_json) return kr_print_json(verb.name, info, JSON_INDENT(2));
+  if (as_json) return cli_print_json(verb.name, info, JSON_INDENT(2));
   const int failed = !info || (first < argc ? print_file : print_program)(info);
   json_decref(info);
-  return failed ? kr_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
+  return failed ? cli_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
 }

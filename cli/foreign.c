@@ -62,7 +62,7 @@ static void end(int number) {
   _exit(guarded_status);
 }
 
-void kr_guard_foreign(const char *verb, int status) {
+void cli_guard_foreign(const char *verb, int status) {
   static char stack[STACK_BYTES];
   const stack_t own = {.ss_sp = stack, .ss_size = sizeof stack};
   struct sigaction action = {.sa_handler = end, .sa_flags = SA_ONSTACK | SA_NODEFER}, previous;
@@ -75,5 +75,5 @@ void kr_guard_foreign(const char *verb, int status) {
     if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler == SIG_DFL) sigaction(numbers[i], &action, NULL);
 }
 #else
-void kr_guard_foreign(const char *verb, int status) { (void)verb, (void)status; }
+void cli_guard_foreign(const char *verb, int status) { (void)verb, (void)status; }
 #endif

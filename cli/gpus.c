@@ -77,15 +77,15 @@ static int await_all(pid_t *children, int n) {
   return result;
 }
 
-int kr_gpus_run(int n, int argc, char **argv) {
+int cli_gpus_run(int n, int argc, char **argv) {
   static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   const struct sigaction on_signal = {.sa_handler = catch}, on_alarm = {.sa_handler = be_late};
   pid_t children[MOST] = {0};
   const pid_t parent = getpid();
   int32_t n_gpus = 0;
   const int32_t status = krait_device_count(&n_gpus);
-  if (status < 0) return kr_report(argv[0], status) + 1;
-  if (n > n_gpus || n > MOST) return kr_usage_error(argv[0], "--gpus %d: this machine has %d", n, (int)n_gpus);
+  if (status < 0) return cli_report(argv[0], status) + 1;
+  if (n > n_gpus || n > MOST) return cli_usage_error(argv[0], "--gpus %d: this machine has %d", n, (int)n_gpus);
   const int port = free_port();
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &on_signal, NULL);
   sigaction(SIGALRM, &on_alarm, NULL);
@@ -97,7 +97,7 @@ int kr_gpus_run(int n, int argc, char **argv) {
     }
     if (children[rank] > 0) continue;
     send_all(children, rank, SIGKILL);
-    return kr_report_detail(argv[0], KRAIT_ERR_NO_MEMORY, "cannot start a process for every GPU");
+    return cli_report_detail(argv[0], KRAIT_ERR_NO_MEMORY, "cannot start a process for every GPU");
   }
   const int result = await_all(children, n);
   return caught ? 128 + caught : result > 128 ? 1 : result;

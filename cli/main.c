@@ -35,8 +35,8 @@ enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
 int cmd_version(int argc, char **argv) {
   int first;
-  const kr_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   printf("krait %s\n", krait_version());
   return 0;
@@ -51,26 +51,26 @@ static void print_help(FILE *file) {
 static int run_verb(int argc, char **argv) {
   for (int i = 0; i < N_VERBS; i++) {
     if (strcmp(argv[0], verbs[i].name) != 0) continue;
-    kr_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
-    kr_guard_foreign(verbs[i].name, verbs[i].cannot_print);
-    return kr_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
+    cli_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
+    cli_guard_foreign(verbs[i].name, verbs[i].cannot_print);
+    return cli_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
   }
   char name[64];
   snprintf(name, sizeof name, "%s", argv[0]);
-  fprintf(kr_err(), "krait: unknown verb '%s'; krait --help lists them\n", kr_clean(name));
+  fprintf(cli_err(), "krait: unknown verb '%s'; krait --help lists them\n", cli_clean(name));
   return 2;
 }
 
 int main(int argc, char **argv) {
   static char *version[] = {"version", NULL};
-  kr_open_streams();
+  cli_open_streams();
   if (argc < 2) {
     print_help(stderr);
     return 2;
   }
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
     print_help(stdout);
-    return kr_end_output("help", 0, 1);
+    return cli_end_output("help", 0, 1);
   }
   return strcmp(argv[1], "--version") == 0 ? run_verb(1, version) : run_verb(argc - 1, argv + 1);
 }
