@@ -31,7 +31,8 @@ int cli_report_detail(const char *verb, int32_t status, const char *detail) {
   char text[2048];
   const char *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
   if (cli_is_stopped()) return 1;                                          /* the signal's line is the only one */
-  snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
+  snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status),
+           *cure ? " (" : "", cure, *cure ? ")" : "");
   fprintf(cli_err(), "%s\n", cli_clean(text));
   return 1;
 }
@@ -62,7 +63,8 @@ static void print_option(char letter, const char *name, const char *value, const
 }
 
 static void print_help(const cli_verb *verb) {
-  printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands, verb->n_options ? " [options]" : "");
+  printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands,
+         verb->n_options ? " [options]" : "");
   print_wrapped(verb->summary, 0);
   printf("\n");
   for (int i = 0; i < verb->n_options; i++) {
@@ -125,16 +127,18 @@ static const cli_option *find_option(const cli_verb *verb, int code) {
 }
 
 static int check_operands(const cli_verb *verb, int n) {
-  if (n < verb->min_operands) return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
-                                                    verb->name, verb->operands);
-  if (verb->max_operands >= 0 && n > verb->max_operands) return cli_usage_error(verb->name, "%d operands, at most %d are taken", n,
-                                                                               verb->max_operands);
+  if (n < verb->min_operands)
+    return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
+                           verb->name, verb->operands);
+  if (verb->max_operands >= 0 && n > verb->max_operands)
+    return cli_usage_error(verb->name, "%d operands, at most %d are taken", n, verb->max_operands);
   return -1;
 }
 
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand) {
   cli_getopt tables;
-  if (verb->n_options > MAX_OPTIONS) return cli_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
+  if (verb->n_options > MAX_OPTIONS)
+    return cli_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
   make_tables(verb, &tables);
   opterr = 0;
   optind = 0; /* start afresh */
@@ -175,12 +179,15 @@ int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_
 }
 
 int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
-  krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads, .fallback = run->no_fallback ? KRAIT_FALLBACK_NEVER : KRAIT_FALLBACK_DEFAULT};
-  if (cli_device_parse(run->device, &options.device) != 0) return cli_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N",
-                                                                                run->device);
+  krait_ctx_options options = {.size = sizeof options,
+                               .n_threads = (int32_t)run->n_threads,
+                               .fallback = run->no_fallback ? KRAIT_FALLBACK_NEVER : KRAIT_FALLBACK_DEFAULT};
+  if (cli_device_parse(run->device, &options.device) != 0)
+    return cli_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
   int exit_status = cli_mask_parse(verb, run->caps, run->tier, &options.caps_mask);
   if (exit_status >= 0) return exit_status;
-  if (run->tier && options.device == KRAIT_DEVICE_AUTO) options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
+  if (run->tier && options.device == KRAIT_DEVICE_AUTO)
+    options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
   int32_t status = krait_ctx_open(&options, ctx);
   return status < 0 ? cli_report(verb, status) + 1 : -1;
 }

@@ -1,6 +1,8 @@
-/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help text.
+/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help
+ * text.
  *
- *   const cli_option options[] = {CLI_TEXT("output", 'o', "FILE", &out, "write here"), CLI_SWITCH("json", 0, &json, "print JSON")};
+ *   const cli_option options[] = {CLI_TEXT("output", 'o', "FILE", &out, "write here"), CLI_SWITCH("json", 0, &json,
+ *     "print JSON")};
  *   const cli_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, CLI_N(options), 2, 2};
  *   int first, status = cli_args_read(&verb, argc, argv, &first);
  *   if (status >= 0) return status;             the operands are argv[first] ... argv[argc - 1]
@@ -26,8 +28,10 @@ typedef struct cli_option {
 
 #define CLI_SWITCH(name, letter, target, help) {name, letter, NULL, help, target, NULL, NULL, NULL, 0, 0}
 #define CLI_TEXT(name, letter, value, target, help) {name, letter, value, help, NULL, target, NULL, NULL, 0, 0}
-#define CLI_WHOLE(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, target, NULL, low, high}
-#define CLI_REAL(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, NULL, target, low, high}
+#define CLI_WHOLE(name, letter, value, target, low, high, help) \
+  {name, letter, value, help, NULL, NULL, target, NULL, low, high}
+#define CLI_REAL(name, letter, value, target, low, high, help) \
+  {name, letter, value, help, NULL, NULL, NULL, target, low, high}
 
 typedef struct cli_verb {
   const char *name, *operands, *summary; /* "enhance", "IN... [-o OUT]", one or more sentences */
@@ -36,8 +40,8 @@ typedef struct cli_verb {
   int min_operands, max_operands; /* max -1: any number */
 } cli_verb;
 
-/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0 after
- * --help on standard output, 2 after a line on standard error). */
+/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0
+ * after --help on standard output, 2 after a line on standard error). */
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand);
 
 /* Where and how to compute, for every verb that computes: put CLI_RUN_OPTIONS(&run) into its table. */
@@ -46,14 +50,18 @@ typedef struct cli_run {
   int64_t n_threads;                /* 0: every core */
   int no_fallback;
 } cli_run;
-#define CLI_RUN_OPTIONS(run)                                                                                                \
-  CLI_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),                              \
-  CLI_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"),                      \
-  CLI_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)"),    \
-  CLI_TIER_OPTION(&(run)->tier),                                                                                             \
-  CLI_SWITCH("no-fallback", 0, &(run)->no_fallback, "stop with an error instead of taking a slower device, tier or row")
+#define CLI_RUN_OPTIONS(run)                                                                                \
+  CLI_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),             \
+      CLI_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"), \
+      CLI_TEXT("caps", 0, "LIST", &(run)->caps,                                                             \
+               "use only these capabilities, or all but -NAME ones (krait info lists them)"),               \
+      CLI_TIER_OPTION(&(run)->tier),                                                                        \
+      CLI_SWITCH("no-fallback", 0, &(run)->no_fallback,                                                     \
+                 "stop with an error instead of taking a slower device, tier or row")
 /* For verbs that choose a device in their own way. */
-#define CLI_TIER_OPTION(tier) CLI_TEXT("tier", 0, "NAME", tier, "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
+#define CLI_TIER_OPTION(tier)       \
+  CLI_TEXT("tier", 0, "NAME", tier, \
+           "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
 /* -1: *mask has only what both texts (NULL: all) allow, 0 without any; otherwise the exit status 2. */
 int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
 /* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
@@ -61,8 +69,11 @@ int cli_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */
 int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx);
 
-/* For verbs that run models. -1: *precision is a KRAIT_PRECISION_*, untouched where text is NULL; otherwise the exit status 2. */
-#define CLI_PRECISION_OPTION(text, default_text) CLI_TEXT("precision", 0, "P", text, "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
+/* For verbs that run models. -1: *precision is a KRAIT_PRECISION_*, untouched where text is NULL; otherwise the exit
+ * status 2. */
+#define CLI_PRECISION_OPTION(text, default_text) \
+  CLI_TEXT("precision", 0, "P", text,            \
+           "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
 int cli_precision_parse(const char *verb, const char *text, uint32_t *precision);
 
 /* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */

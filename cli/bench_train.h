@@ -2,6 +2,7 @@
 #ifndef CLI_BENCH_TRAIN_H
 #define CLI_BENCH_TRAIN_H
 #include "args.h"
-/* arguments: [CONFIG] [name=value]... as of krait train. by_call: the times of the operators' calls, too. The exit status. */
+/* arguments: [CONFIG] [name=value]... as of krait train. by_call: the times of the operators' calls, too. The exit
+ * status. */
 int bench_train(char **arguments, int n_arguments, const cli_run *run, int64_t n_steps, int by_call, int as_json);
 #endif

@@ -34,7 +34,8 @@ static int read_names(const char *path, int64_t n, labels *names) {
   for (char *line = names->of ? strtok(names->text, "\r\n") : NULL; line; line = strtok(NULL, "\r\n"), found++)
     if (found < n) names->of[found] = line;
   if (found == n) return -1;
-  return cli_usage_error("classify", "%s has %lld labels, the weights have %lld classes", path, (long long)found, (long long)n);
+  return cli_usage_error("classify", "%s has %lld labels, the weights have %lld classes", path, (long long)found,
+                         (long long)n);
 }
 
 static int64_t best_of(const float *p, int64_t n) {
@@ -44,15 +45,19 @@ static int64_t best_of(const float *p, int64_t n) {
   return best;
 }
 
-static int print_one(const settings *s, const char *path, float *p, int64_t n, const int64_t *at, int64_t n_frames, const labels *names) {
+static int print_one(const settings *s, const char *path, float *p, int64_t n, const int64_t *at, int64_t n_frames,
+                     const labels *names) {
   json_t *classes = json_array(), *frames = json_array();
   for (int64_t i = 0; i < n_frames; i++) json_array_append_new(frames, json_integer(at[i]));
   if (!s->as_json) cli_print_clean(stdout, path), printf("\n");
   for (int64_t k = 0; k < s->top && k < n; k++) {
     const int64_t i = best_of(p, n);
     char *label = names->of ? names->of[i] : NULL;
-    if (!s->as_json) printf("  %6.2f %%  %lld%s%s\n", (double)p[i] * 100, (long long)i, label ? "  " : "", label ? cli_clean(label) : "");
-    json_array_append_new(classes, json_pack("{s:I, s:f, s:s*}", "class", (json_int_t)i, "probability", (double)p[i], "label", label));
+    if (!s->as_json)
+      printf("  %6.2f %%  %lld%s%s\n", (double)p[i] * 100, (long long)i, label ? "  " : "",
+             label ? cli_clean(label) : "");
+    json_array_append_new(
+        classes, json_pack("{s:I, s:f, s:s*}", "class", (json_int_t)i, "probability", (double)p[i], "label", label));
     p[i] = -1;
   }
   json_t *report = json_pack("{s:o, s:o}", "frames", frames, "classes", classes);
@@ -90,7 +95,14 @@ int cmd_classify(int argc, char **argv) {
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"classify", "FILM|PICTURE...", "Says what films and pictures show: frames spread evenly over a film go through VideoMamba. Needs FFmpeg's libavfilter.", options, CLI_N(options), 1, -1};
+  const cli_verb verb = {"classify",
+                         "FILM|PICTURE...",
+                         "Says what films and pictures show: frames spread evenly over a film go through VideoMamba. "
+                         "Needs FFmpeg's libavfilter.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a file with VideoMamba's weights");

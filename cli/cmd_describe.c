@@ -38,12 +38,12 @@ static void print_rates(const work *w) {
   fprintf(err, "looked at %d of %lld frames", w->film.n, (long long)w->film.n_frames);
   if (w->film.n < KRAIT_FILM_FRAMES)
     fprintf(err, " and %d black ones, which the model wants", KRAIT_FILM_FRAMES - w->film.n);
-  fprintf(
-      err,
-      " (decoding %.3f s, towers %.3f s), read %lld tokens in %.3f s, first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n",
-      w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
-      w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
-      seconds > 0 ? (double)o->n_drawn / seconds : 0);
+  fprintf(err,
+          " (decoding %.3f s, towers %.3f s), read %lld tokens in %.3f s, first token after %.3f s, generated %lld in "
+          "%.3f s (%.1f/s)\n",
+          w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
+          w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
+          seconds > 0 ? (double)o->n_drawn / seconds : 0);
 }
 
 static json_t *film_json(const krait_film *f) {
@@ -62,10 +62,10 @@ static int print_json(const work *w) {
   const cli_story *o = &w->story;
   json_t *report = json_pack(
       "{s:o, s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o, s:o}", "film", film_json(&w->film), "question",
-      cli_json_text(w->question), "answer", cli_json_text(o->text ? o->text : ""), "prompt_tokens", (json_int_t)o->n_read,
-      "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s", cli_json_real(w->film.read_s), "towers_s",
-      cli_json_real(w->film.look_s), "first_token_s", cli_json_real(w->first_s - w->start_s + w->film.look_s),
-      "generate_s", cli_json_real(w->end_s - w->read_s));
+      cli_json_text(w->question), "answer", cli_json_text(o->text ? o->text : ""), "prompt_tokens",
+      (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s",
+      cli_json_real(w->film.read_s), "towers_s", cli_json_real(w->film.look_s), "first_token_s",
+      cli_json_real(w->first_s - w->start_s + w->film.look_s), "generate_s", cli_json_real(w->end_s - w->read_s));
   if (report) cli_json_set_name(report, "path", w->path);
   return cli_print_json("describe", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
 }
@@ -121,15 +121,15 @@ int cmd_describe(int argc, char **argv) {
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object when all is said, with frames and their scores"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {
-      "describe",
-      "FILM|PICTURE [QUESTION]",
-      "Answers a question about a film (\"Describe this video.\" without one), by Mobile-VideoGPT: one frame a second, 16 at most, spread evenly; the answer appears as it is made, "
-      "rates on standard error. Needs FFmpeg's libavfilter.",
-      options,
-      CLI_N(options),
-      1,
-      2};
+  const cli_verb verb = {"describe",
+                         "FILM|PICTURE [QUESTION]",
+                         "Answers a question about a film (\"Describe this video.\" without one), by Mobile-VideoGPT: "
+                         "one frame a second, 16 at most, spread evenly; the answer appears as it is made, "
+                         "rates on standard error. Needs FFmpeg's libavfilter.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a folder with Mobile-VideoGPT's weights");

@@ -29,7 +29,8 @@ typedef struct doctor_args {
 static int open_log(const char *path) {
   struct stat info;
   const int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd >= 0 && fstat(fd, &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || isatty(fd))) {
+  if (fd >= 0 && fstat(fd, &info) == 0 &&
+      (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || isatty(fd))) {
     if (strcmp(path, "-") != 0) fcntl(fd, F_SETFL, 0);
     return fd;
   }
@@ -39,7 +40,8 @@ static int open_log(const char *path) {
   return -1;
 }
 
-/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard error. */
+/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard
+ * error. */
 static const char *read_log(const char *path, size_t *n) {
   static char text[MAX_LOG_BYTES];
   long long total = 0;
@@ -50,7 +52,8 @@ static const char *read_log(const char *path, size_t *n) {
     got = read(fd, text + *n, sizeof text - *n);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) cli_usage_error("doctor", "cannot read the log %s: %s", path, strerror(errno));
-    else if ((total += got) > MAX_READ_BYTES) cli_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
+    else if ((total += got) > MAX_READ_BYTES)
+      cli_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
     if (got < 0 || total > MAX_READ_BYTES) return close(fd), NULL;
     *n += (size_t)got;
   }
@@ -66,20 +69,24 @@ static int show(const char *text, krait_report **report, int status) {
 
 static int fail(int32_t status) {
   cli_report("doctor", status);
-  return status == KRAIT_ERR_ARGUMENT ? EXIT_USAGE : status <= KRAIT_ERR_FILE_OPEN && status >= KRAIT_ERR_UNSAFE ? 3 : EXIT_INTERNAL;
+  return status == KRAIT_ERR_ARGUMENT                                  ? EXIT_USAGE
+         : status <= KRAIT_ERR_FILE_OPEN && status >= KRAIT_ERR_UNSAFE ? 3
+                                                                       : EXIT_INTERNAL;
 }
 
 static int explain(const doctor_args *args) {
   krait_report *report;
   const char *text;
-  int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain, &report, &text);
+  int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain,
+                                        &report, &text);
   return status < 0 ? fail(status) : show(text, &report, 0);
 }
 
 static int list(const doctor_args *args) {
   krait_report *report;
   const char *text;
-  int32_t status = args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
+  int32_t status =
+      args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
   return status < 0 ? fail(status) : show(text, &report, 0);
 }
 
@@ -92,7 +99,10 @@ static int diagnose(doctor_args *args) {
   int32_t status = krait_doctor_run(&args->options, &report);
   if (status < 0) return fail(status);
   int code = krait_report_exit(report, args->strict);
-  const char *text = args->json ? krait_report_json(report, args->strict) : args->plan ? krait_report_plan(report) : args->issue ? krait_report_issue(report) : krait_report_text(report, !args->no_color && isatty(1), args->strict);
+  const char *text = args->json    ? krait_report_json(report, args->strict)
+                     : args->plan  ? krait_report_plan(report)
+                     : args->issue ? krait_report_issue(report)
+                                   : krait_report_text(report, !args->no_color && isatty(1), args->strict);
   if (!*text) {
     krait_report_close(&report);
     cli_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
@@ -112,7 +122,8 @@ int cmd_doctor(int argc, char **argv) {
       CLI_TEXT("gpu", 0, "NAME|CC", &o->gpu, "judge for this GPU: \"RTX 5090\", 12.0 (default: this machine's)"),
       CLI_TEXT("driver", 0, "VERSION", &o->driver, "judge for this driver: 570.86"),
       CLI_TEXT("torch", 0, "VERSION", &o->torch, "judge for this torch: 2.8.0+cu128"),
-      CLI_TEXT("machine", 0, "NAME", &o->machine, "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
+      CLI_TEXT("machine", 0, "NAME", &o->machine,
+               "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
       CLI_TEXT("python", 0, "VERSION", &o->python, "judge for this Python: 3.11"),
       CLI_TEXT("glibc", 0, "VERSION", &o->glibc, "judge for this C library: 2.35"),
       CLI_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
@@ -128,16 +139,24 @@ int cmd_doctor(int argc, char **argv) {
       CLI_TEXT("list", 0, "FILE", &args.list, "list the images and kernels in a file"),
       CLI_SWITCH("no-color", 0, &args.no_color, "no colours"),
   };
-  const cli_verb verb = {"doctor", "[PATH...]",
-                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, "
-                        ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
-                        "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU unknown, 64 bad usage.",
-                        options, CLI_N(options), 0, -1};
+  const cli_verb verb = {
+      "doctor",
+      "[PATH...]",
+      "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a "
+      ".so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, "
+      ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
+      "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU "
+      "unknown, 64 bad usage.",
+      options,
+      CLI_N(options),
+      0,
+      -1};
   int first, status = cli_args_read(&verb, argc, argv, &first);
   if (status >= 0) return status == 2 ? EXIT_USAGE : status;
   if (args.explain) return explain(&args);
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* what was freed goes back to the system, or each of the threads that unpack a wheel would keep its largest */
+  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* what was freed goes back to the system, or each of the threads that unpack
+                                              a wheel would keep its largest */
 #endif
   if (args.list) return list(&args);
   o->paths = (const char *const *)argv + first;

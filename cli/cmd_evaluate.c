@@ -1,4 +1,5 @@
-/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that come of it. */
+/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that
+ * come of it. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <math.h>
@@ -35,7 +36,9 @@ static const struct {
                           {"llr", "LLR", offsetof(krait_quality, llr), 3},
                           {"wss", "WSS", offsetof(krait_quality, wss), 2}};
 
-static double measure(const krait_quality *q, int which) { return *(const double *)((const char *)q + measures[which].at); }
+static double measure(const krait_quality *q, int which) {
+  return *(const double *)((const char *)q + measures[which].at);
+}
 
 typedef struct settings {
   int as_json, enhance;
@@ -94,7 +97,9 @@ static char *stem(const cli_pair *p) {
   return dot && dot != base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
 }
 
-static int compare_stems(const void *a, const void *b) { return strcmp((*(cli_pair *const *)a)->out, (*(cli_pair *const *)b)->out); }
+static int compare_stems(const void *a, const void *b) {
+  return strcmp((*(cli_pair *const *)a)->out, (*(cli_pair *const *)b)->out);
+}
 
 /* cli_pair.out holds the stem; pointers sorted by it. */
 static cli_pair **sort_by_stem(cli_pairs *pairs) {
@@ -116,7 +121,8 @@ static int pair_folders(evaluation *e, char **operands) {
   int i = 0, k = 0;
   while (clean && other && e->pieces && i < e->clean.n && k < e->other.n) {
     const int order = strcmp(clean[i]->out, other[k]->out);
-    if (order == 0) e->pieces[e->n_pieces++] = (piece){.name = strdup(clean[i]->out), .clean = clean[i]->in, .other = other[k]->in};
+    if (order == 0)
+      e->pieces[e->n_pieces++] = (piece){.name = strdup(clean[i]->out), .clean = clean[i]->in, .other = other[k]->in};
     i += order <= 0;
     k += order >= 0;
   }
@@ -124,8 +130,11 @@ static int pair_folders(evaluation *e, char **operands) {
   free(clean);
   free(other);
   if (failed) return no_memory();
-  if (e->n_pieces == 0) return cli_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
-  if (e->n_pieces < e->clean.n) fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n", e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
+  if (e->n_pieces == 0)
+    return cli_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
+  if (e->n_pieces < e->clean.n)
+    fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n",
+            e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
   return -1;
 }
 
@@ -137,7 +146,8 @@ static int is_folder(const char *path) {
 static int list_pairs(evaluation *e, char **operands) {
   for (int i = 0; i < 2; i++)
     if (access(operands[i], F_OK) != 0) return cli_usage_error("evaluate", "there is no %s", operands[i]);
-  if (is_folder(operands[0]) != is_folder(operands[1])) return cli_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
+  if (is_folder(operands[0]) != is_folder(operands[1]))
+    return cli_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
   int status = cli_inputs_list("evaluate", operands, 1, &e->clean);
   if (status < 0) status = cli_inputs_list("evaluate", operands + 1, 1, &e->other);
   if (status >= 0) return status;
@@ -195,7 +205,8 @@ static int open_ratio(evaluation *e, const char *clean, int which) {
   list[n++] = strdup(repeats);
   int missing = 0;
   for (int i = 0; i < n; i++) missing |= !list[i];
-  const int32_t status = missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
+  const int32_t status =
+      missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
   for (int i = 0; i < n; i++) free(list[i]);
   if (missing) return no_memory();
   return status < 0 ? cli_report("evaluate", status) + 1 : -1;
@@ -205,7 +216,8 @@ static int read_ratios(evaluation *e, const char *text) {
   for (const char *at = text; *at;) {
     char *end;
     const long db = strtol(at, &end, 10);
-    if (end == at || (*end && *end != ',') || db < -100 || db > 100) return cli_usage_error("evaluate", "--snr is '%s', not whole decibels from -100 to 100 like -5,0,5", text);
+    if (end == at || (*end && *end != ',') || db < -100 || db > 100)
+      return cli_usage_error("evaluate", "--snr is '%s', not whole decibels from -100 to 100 like -5,0,5", text);
     if (e->n_ratios == MOST_RATIOS) return cli_usage_error("evaluate", "--snr takes up to %d ratios", MOST_RATIOS);
     e->ratios_db[e->n_ratios++] = (int)db;
     at = *end ? end + 1 : end;
@@ -221,7 +233,9 @@ static int list_items(evaluation *e, const char *clean) {
   if (n * e->n_ratios > 1 << 24) return cli_usage_error("evaluate", "%lld items are too many", (long long)n);
   e->pieces = calloc((size_t)(n * e->n_ratios), sizeof *e->pieces);
   for (int r = 0; e->pieces && r < e->n_ratios; r++)
-    for (int64_t i = 0; i < n; i++) e->pieces[e->n_pieces++] = (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
+    for (int64_t i = 0; i < n; i++)
+      e->pieces[e->n_pieces++] =
+          (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
   return e->pieces ? -1 : no_memory();
 }
 
@@ -231,7 +245,9 @@ static void evaluate_one(void *user, cli_crew *crew, int worker, int which) {
   piece *p = &e->pieces[which];
   p->found.size = sizeof p->found;
   if (e->model && !e->sessions[worker]) p->status = krait_session_open(e->model, &e->sessions[worker]);
-  if (p->status == 0) p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found) : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
+  if (p->status == 0)
+    p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found)
+                        : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
   if (p->status < 0) p->error = strdup(krait_error_detail());
   if (cli_crew_is_next(crew, which)) cli_progress_show(&e->progress, which + 1, e->n_pieces);
 }
@@ -262,7 +278,9 @@ static means mean_of(const evaluation *e, int condition) {
   return m;
 }
 
-static double mean_at(const means *m, int side, int k) { return m->count[side][k] ? m->sum[side][k] / (double)m->count[side][k] : NAN; }
+static double mean_at(const means *m, int side, int k) {
+  return m->count[side][k] ? m->sum[side][k] / (double)m->count[side][k] : NAN;
+}
 
 /* ---- tables ---- */
 static void print_value(double value, int digits) {
@@ -285,14 +303,17 @@ static void print_table(const evaluation *e) {
       }
       printf("\n");
     }
-    if (least < m.n) printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n", (long long)(m.n - least));
+    if (least < m.n)
+      printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n",
+             (long long)(m.n - least));
     if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of sound\n", m.compute_s / m.audio_s);
   }
 }
 
 static json_t *means_json(const means *m, int side) {
   json_t *object = json_object();
-  for (int k = 0; k < N_MEASURES; k++) json_object_set_new(object, measures[k].name, cli_json_real(mean_at(m, side, k)));
+  for (int k = 0; k < N_MEASURES; k++)
+    json_object_set_new(object, measures[k].name, cli_json_real(mean_at(m, side, k)));
   return object;
 }
 
@@ -300,13 +321,15 @@ static int print_json(const evaluation *e) {
   json_t *list = json_array();
   for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
     const means m = mean_of(e, c);
-    json_t *row = json_pack("{s:I, s:f, s:o}", "recordings", (json_int_t)m.n, "audio_s", m.audio_s, e->n_ratios || e->model ? "noisy" : "other", means_json(&m, 0));
+    json_t *row = json_pack("{s:I, s:f, s:o}", "recordings", (json_int_t)m.n, "audio_s", m.audio_s,
+                            e->n_ratios || e->model ? "noisy" : "other", means_json(&m, 0));
     if (e->n_ratios) json_object_set_new(row, "snr_db", json_integer(e->ratios_db[c]));
     if (e->model) json_object_set_new(row, "enhanced", means_json(&m, 1));
     if (e->model) json_object_set_new(row, "compute_s", json_real(m.compute_s));
     json_array_append_new(list, row);
   }
-  return cli_print_json("evaluate", json_pack("{s:i, s:o}", "failed", e->n_failed, "results", list), JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+  return cli_print_json("evaluate", json_pack("{s:i, s:o}", "failed", e->n_failed, "results", list),
+                        JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
 /* A name as CSV has it. */
@@ -324,7 +347,8 @@ static void print_rows(const evaluation *e, FILE *file) {
   static const char *const sides[] = {"noisy", "enhanced"};
   fprintf(file, "name,snr_db,audio_s");
   for (int side = 0; side <= (e->model != NULL); side++)
-    for (int k = 0; k < N_MEASURES; k++) fprintf(file, ",%s_%s", e->n_ratios || e->model ? sides[side] : "other", measures[k].name);
+    for (int k = 0; k < N_MEASURES; k++)
+      fprintf(file, ",%s_%s", e->n_ratios || e->model ? sides[side] : "other", measures[k].name);
   fprintf(file, "\n");
   for (int i = 0; i < e->n_pieces; i++) {
     const piece *p = &e->pieces[i];
@@ -357,7 +381,11 @@ static int write_csv(const evaluation *e) {
 
 /* ---- all of it ---- */
 static int compare_all(evaluation *e, int n_jobs) {
-  const cli_crew_work work = {.n_pieces = e->n_pieces, .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces, .user = e, .work = evaluate_one, .tell = tell};
+  const cli_crew_work work = {.n_pieces = e->n_pieces,
+                              .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces,
+                              .user = e,
+                              .work = evaluate_one,
+                              .tell = tell};
   for (int i = 0; i < e->n_pieces; i++)
     if (!e->pieces[i].name) return no_memory();
   e->audio_s = e->n_pieces;
@@ -400,13 +428,21 @@ static void release(evaluation *e) {
 
 static int check_options(const settings *s, int n_operands) {
   struct stat info;
-  if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0)) return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
-  if (!s->noise && n_operands != 2) return cli_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
-  if (s->noise && n_operands != 1) return cli_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
-  if (s->reverb > 0 && !s->rir) return cli_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
-  if (s->rir && s->reverb <= 0) return cli_usage_error("evaluate", "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
-  if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path) return cli_usage_error("evaluate", "--config and --set go with -w or --enhance");
-  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode)) return cli_usage_error("evaluate", "--csv %s is a folder", s->csv);
+  if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0))
+    return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
+  if (!s->noise && n_operands != 2)
+    return cli_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
+  if (s->noise && n_operands != 1)
+    return cli_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
+  if (s->reverb > 0 && !s->rir)
+    return cli_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
+  if (s->rir && s->reverb <= 0)
+    return cli_usage_error("evaluate",
+                           "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
+  if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path)
+    return cli_usage_error("evaluate", "--config and --set go with -w or --enhance");
+  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode))
+    return cli_usage_error("evaluate", "--csv %s is a folder", s->csv);
   return -1;
 }
 
@@ -414,27 +450,37 @@ int cmd_evaluate(int argc, char **argv) {
   int first;
   settings s = {.repeats = 1, .model.size = sizeof s.model};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path, "enhance OTHER with these weights first, and measure both"),
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
+               "enhance OTHER with these weights first, and measure both"),
       CLI_SWITCH("enhance", 0, &s.enhance, "the same with the weights inside the program"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
       CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
-      CLI_TEXT("noise", 0, "SOURCE", &s.noise, "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th noise"),
+      CLI_TEXT("noise", 0, "SOURCE", &s.noise,
+               "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th "
+               "noise"),
       CLI_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "where the list's names begin (default: the list's folder)"),
       CLI_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table each (default: 0)"),
       CLI_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, likewise"),
       CLI_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "where that list's names begin"),
       CLI_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are put into a room"),
-      CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000, "so many times over the recordings, each with the next noises (default: 1)"),
+      CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000,
+                "so many times over the recordings, each with the next noises (default: 1)"),
       CLI_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
       CLI_SWITCH("json", 0, &s.as_json, "print means as JSON"),
       CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST, "recordings at a time (default: as many as threads)"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"evaluate", "CLEAN OTHER | CLEAN --noise SOURCE",
-                        "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
-                        "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With --noise the noisy recordings are mixed as in training's validation.",
-                        options, CLI_N(options), 1, 2};
+  const cli_verb verb = {"evaluate",
+                         "CLEAN OTHER | CLEAN --noise SOURCE",
+                         "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, "
+                         "COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
+                         "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With "
+                         "--noise the noisy recordings are mixed as in training's validation.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("evaluate", s.precision, &s.model.precision);
   if (exit_status < 0) exit_status = check_options(&s, argc - first);

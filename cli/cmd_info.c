@@ -1,4 +1,5 @@
-/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph what the model computes. */
+/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph
+ * what the model computes. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ static json_t *rows_json(int32_t op, uint64_t caps) {
     uint64_t needs = krait_op_row_needs(op, row);
     char text[256];
     krait_caps_format(needs, text, sizeof text);
-    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable", (needs & caps) == needs));
+    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs",
+                                                    text, "usable", (needs & caps) == needs));
   }
   return whole_or_null(rows, failed);
 }
@@ -54,9 +56,11 @@ static json_t *device_code_json(void) {
   int32_t capability;
   json_t *ptx = json_object(), *machine = json_object();
   int failed = 0;
-  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++) failed |= json_object_set_new(ptx, tiers[i], json_integer(0));
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
+    failed |= json_object_set_new(ptx, tiers[i], json_integer(0));
   int32_t status = KRAIT_OK;
-  for (int32_t i = 0; (status = krait_embedded_ptx(i, &module, &tier, &text)) == KRAIT_OK; i++) failed |= count_module(ptx, tier);
+  for (int32_t i = 0; (status = krait_embedded_ptx(i, &module, &tier, &text)) == KRAIT_OK; i++)
+    failed |= count_module(ptx, tier);
   failed |= status == KRAIT_ERR_NO_MEMORY;
   for (int32_t i = 0; krait_embedded_cubin(i, &module, &tier, &capability) == KRAIT_OK; i++) {
     char name[16];
@@ -73,8 +77,11 @@ static json_t *program_json(void) {
   krait_caps_format(caps, text, sizeof text);
   json_t *ops = json_object();
   int failed = 0;
-  for (int32_t op = 0; op < krait_n_ops(); op++) failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
-  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code", device_code_json(), "ops", ops), failed);
+  for (int32_t op = 0; op < krait_n_ops(); op++)
+    failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
+  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code",
+                                 device_code_json(), "ops", ops),
+                       failed);
 }
 
 static void print_device_code(const json_t *code) {
@@ -131,7 +138,8 @@ static int dump_ptx(const char *folder, int replace) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;
     if (!failed) continue;
-    fprintf(cli_err(), "krait info: %s: %s\n", cli_clean(path), failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
+    fprintf(cli_err(), "krait info: %s: %s\n", cli_clean(path),
+            failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
     return 1;
   }
   if (status == KRAIT_ERR_NO_MEMORY) return cli_report("info", status);
@@ -183,8 +191,11 @@ static int print_file(const json_t *info) {
   const char *model = json_string_value(json_object_get(info, "model"));
   printf("format: %s\nmodel: ", json_string_value(json_object_get(info, "format")));
   print_text(model ? model : "not stated", 0);
-  printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
-  if (print_pairs("configuration", json_object_get(info, "config")) || print_pairs("metadata", json_object_get(info, "metadata"))) return 1;
+  printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n",
+         json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
+  if (print_pairs("configuration", json_object_get(info, "config")) ||
+      print_pairs("metadata", json_object_get(info, "metadata")))
+    return 1;
   printf("\ntensors:\n");
   for (size_t i = 0; i < json_array_size(tensors); i++) print_tensor(json_array_get(tensors, i));
   return 0;
@@ -217,7 +228,8 @@ static int print_graphs(const graphs *g) {
 /* What only graphs have. */
 static int has_graph_options(const graphs *g) {
   const cli_run *r = &g->run;
-  return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path || g->model.overrides;
+  return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path ||
+         g->model.overrides;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- */
@@ -226,23 +238,36 @@ int cmd_info(int argc, char **argv) {
   int as_json = 0, force = 0, first;
   const char *ptx_folder = NULL;
   graphs g = {.model.size = sizeof g.model};
-  const cli_option options[] = {CLI_SWITCH("graph", 0, &g.is_asked, "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
-                               CLI_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
-                               CLI_TEXT("config", 0, "YAML", &g.model.config_path, "with --graph: the model's configuration, when the weights do not say it"),
-                               CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
-                               CLI_SWITCH("json", 0, &as_json, "print JSON"),
-                               CLI_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
-                               CLI_SWITCH("force", 'f', &force, "replace such files where they exist"),
-                               CLI_RUN_OPTIONS(&g.run)};
-  const cli_verb verb = {"info", "[FILE]",
-                        "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
-                        "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's file or folder computes, line by line.",
-                        options, CLI_N(options), 0, 1};
+  const cli_option options[] = {
+      CLI_SWITCH("graph", 0, &g.is_asked,
+                 "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
+      CLI_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
+      CLI_TEXT("config", 0, "YAML", &g.model.config_path,
+               "with --graph: the model's configuration, when the weights do not say it"),
+      CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
+      CLI_SWITCH("json", 0, &as_json, "print JSON"),
+      CLI_TEXT("dump-ptx", 0, "DIR", &ptx_folder,
+               "write the device code inside krait to this folder, one file for each module and tier"),
+      CLI_SWITCH("force", 'f', &force, "replace such files where they exist"),
+      CLI_RUN_OPTIONS(&g.run)};
+  const cli_verb verb = {"info",
+                         "[FILE]",
+                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With "
+                         "FILE: the tensors, shapes, configuration and "
+                         "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's "
+                         "file or folder computes, line by line.",
+                         options,
+                         CLI_N(options),
+                         0,
+                         1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");
-  if (g.is_asked && (first == argc || as_json || ptx_folder)) return cli_usage_error(verb.name, first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
-  if (!g.is_asked && has_graph_options(&g)) return cli_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
+  if (g.is_asked && (first == argc || as_json || ptx_folder))
+    return cli_usage_error(verb.name,
+                           first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
+  if (!g.is_asked && has_graph_options(&g))
+    return cli_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
   if (force && !ptx_folder) return cli_usage_error(verb.name, "--force goes with --dump-ptx");
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];

@@ -18,14 +18,17 @@ static int32_t show(void *user, int64_t done, int64_t total) { return cli_progre
 static int print_score(int as_json, double nats, int64_t n, size_t n_bytes) {
   const double mean = nats / (double)n, bits = nats / log(2) / (double)n_bytes;
   if (as_json)
-    return cli_print_json("score", json_pack("{s:o, s:o, s:o, s:I, s:I}", "perplexity", cli_json_real(exp(mean)), "nats_per_token", cli_json_real(mean), "bits_per_byte", cli_json_real(bits), "tokens",
-                                            (json_int_t)n, "bytes", (json_int_t)n_bytes),
-                         JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+    return cli_print_json("score",
+                          json_pack("{s:o, s:o, s:o, s:I, s:I}", "perplexity", cli_json_real(exp(mean)),
+                                    "nats_per_token", cli_json_real(mean), "bits_per_byte", cli_json_real(bits),
+                                    "tokens", (json_int_t)n, "bytes", (json_int_t)n_bytes),
+                          JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
   printf("perplexity %.4f (%.4f nats a token, %.4f bits a byte, %lld tokens)\n", exp(mean), mean, bits, (long long)n);
   return 0;
 }
 
-static int score(const char *path, const char *tokenizer, const cli_run *run, const char *text, size_t n_bytes, int as_json) {
+static int score(const char *path, const char *tokenizer, const cli_run *run, const char *text, size_t n_bytes,
+                 int as_json) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   krait_lm_session *session = NULL;
@@ -56,8 +59,14 @@ int cmd_score(int argc, char **argv) {
       CLI_SWITCH("json", 0, &as_json, "print a JSON object"),
       CLI_RUN_OPTIONS(&run),
   };
-  const cli_verb verb = {"score", "MODEL FILE", "Prints the perplexity of a text under a language model: e to the mean of -ln p of every token but the first. MODEL as for krait generate; FILE may be '-'.",
-                        options, CLI_N(options), 2, 2};
+  const cli_verb verb = {"score",
+                         "MODEL FILE",
+                         "Prints the perplexity of a text under a language model: e to the mean of -ln p of every "
+                         "token but the first. MODEL as for krait generate; FILE may be '-'.",
+                         options,
+                         CLI_N(options),
+                         2,
+                         2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   char *text = NULL;
   size_t n_bytes = 0;

@@ -19,11 +19,15 @@ typedef struct settings {
 } settings;
 
 /* NaN is not within anything. */
-static int is_within(const settings *s, const krait_verify_row *row) { return row->rel_l2 <= s->rtol && row->max_abs <= s->atol; }
+static int is_within(const settings *s, const krait_verify_row *row) {
+  return row->rel_l2 <= s->rtol && row->max_abs <= s->atol;
+}
 
 static void print_table(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
   printf("%-12s %14s %14s\n", "output", "rel. L2 error", "max |error|");
-  for (int32_t i = 0; i < n; i++) printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, is_within(s, &rows[i]) ? "" : "   too large");
+  for (int32_t i = 0; i < n; i++)
+    printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs,
+           is_within(s, &rows[i]) ? "" : "   too large");
   printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
 }
 
@@ -31,8 +35,9 @@ static json_t *rows_json(const settings *s, const krait_verify_row *rows, int32_
   json_t *list = json_array();
   int failed = 0;
   for (int32_t i = 0; i < n; i++)
-    failed |= json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:b}", "name", rows[i].name, "rel_l2", cli_json_real(rows[i].rel_l2), "max_abs", cli_json_real(rows[i].max_abs), "within",
-                                                    is_within(s, &rows[i])));
+    failed |= json_array_append_new(
+        list, json_pack("{s:s, s:o, s:o, s:b}", "name", rows[i].name, "rel_l2", cli_json_real(rows[i].rel_l2),
+                        "max_abs", cli_json_real(rows[i].max_abs), "within", is_within(s, &rows[i])));
   json_t *report = json_pack("{s:b, s:f, s:f, s:o}", "within", all, "rtol", s->rtol, "atol", s->atol, "outputs", list);
   if (!failed) return report;
   json_decref(report);
@@ -77,10 +82,15 @@ int cmd_verify(int argc, char **argv) {
       CLI_PRECISION_OPTION(&s.precision, "fp32"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"verify", "WEIGHTS GOLDEN",
-                        "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model and prints how far each output is from the "
-                        "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
-                        options, CLI_N(options), 2, 2};
+  const cli_verb verb = {"verify",
+                         "WEIGHTS GOLDEN",
+                         "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
+                         "and prints how far each output is from the "
+                         "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
+                         options,
+                         CLI_N(options),
+                         2,
+                         2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("verify", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;

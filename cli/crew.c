@@ -50,10 +50,12 @@ int cli_crew_run(const cli_crew_work *work) {
   if (!crew.is_done) return -1;
   int n = 1;
   pthread_attr_t attributes;
-  const int has_attributes = pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
+  const int has_attributes = pthread_attr_init(&attributes) == 0 &&
+                             pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
   for (; n < wanted; n++) {
     members[n] = (member){&crew, n, 0};
-    if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0) break; /* fewer do it too */
+    if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0)
+      break; /* fewer do it too */
   }
   if (has_attributes) pthread_attr_destroy(&attributes);
   run_member(&members[0]);

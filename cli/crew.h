@@ -9,7 +9,8 @@ typedef struct cli_crew_work {
   int n_pieces, n_workers; /* both at least 1; at most CLI_CREW_MOST workers */
   void *user;
   void (*work)(void *user, cli_crew *crew, int worker, int piece); /* pieces are begun in order */
-  void (*tell)(void *user, int piece);                            /* once per piece, one at a time, in order, as soon as it and all before it are done */
+  void (*tell)(void *user,
+               int piece); /* once per piece, one at a time, in order, as soon as it and all before it are done */
 } cli_crew_work;
 
 /* Returns 0 when all is told, -1 without memory for it. The calling thread is worker 0. */

@@ -29,7 +29,8 @@ static int free_port(void) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t bytes = sizeof at;
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  const int found = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0;
+  const int found = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+                    getsockname(fd, (struct sockaddr *)&at, &bytes) == 0;
   if (fd >= 0) close(fd);
   return found ? ntohs(at.sin_port) : 0;
 }
@@ -47,7 +48,8 @@ static void become(int rank, int n, int port, pid_t parent, int argc, char **arg
   if (!words || getppid() != parent) return;
   words[0] = "krait";
   memcpy(words + 1, argv, (size_t)argc * sizeof *words);
-  set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n), set_number("MASTER_PORT", port);
+  set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n),
+      set_number("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   unsetenv("TORCHELASTIC_RUN_ID");
   execv("/proc/self/exe", words);

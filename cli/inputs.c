@@ -1,5 +1,5 @@
-/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the recordings only headers are read, and
- * only where the name leaves open what can be written. */
+/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the
+ * recordings only headers are read, and only where the name leaves open what can be written. */
 #define _GNU_SOURCE
 #include "inputs.h"
 
@@ -18,8 +18,9 @@
 #include "args.h"
 
 enum { MAX_DEPTH = 64 };
-static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc", "au", "snd", "caf", "w64", "rf64", "voc", "sph", "gsm",
-                                         "m4a", "mp4", "aac", "webm", "mkv", "mka", "mov", "avi", "wma", "amr"};
+static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc",
+                                         "au",  "snd",  "caf", "w64", "rf64", "voc", "sph", "gsm", "m4a",  "mp4",
+                                         "aac", "webm", "mkv", "mka", "mov",  "avi", "wma", "amr"};
 /* What every recording of this extension can be written as. */
 static const char *const sure[] = {"wav", "flac", "aif", "aiff", "au", "snd", "caf", "w64", "rf64"};
 static const char mark[] = ".enhanced.";
@@ -104,7 +105,8 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
   }
   const int is_own = w->has_out && info.st_dev == w->out.st_dev && info.st_ino == w->out.st_ino;
   int status = -1;
-  if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, CLI_N(extensions))) return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
+  if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, CLI_N(extensions)))
+    return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
   if (S_ISDIR(info.st_mode) && !is_own) status = walk_folder(w, path, below, depth + 1);
   free(path);
   free(below);
@@ -131,7 +133,9 @@ static int list_inputs(const char *verb, char **operands, int n_operands, const 
   for (int i = 0; i < n_operands; i++) {
     const int before = pairs->n;
     if (strcmp(operands[i], "-") == 0 && n_operands > 1) return cli_usage_error(verb, "'-' must be the only input");
-    const int status = is_folder(operands[i]) ? walk_folder(&w, operands[i], "", 0) : add(pairs, strdup(operands[i]), NULL) == 0 ? -1 : no_memory(verb);
+    const int status = is_folder(operands[i])                       ? walk_folder(&w, operands[i], "", 0)
+                       : add(pairs, strdup(operands[i]), NULL) == 0 ? -1
+                                                                    : no_memory(verb);
     if (status >= 0) return status;
     if (pairs->n == before) return cli_usage_error(verb, "no audio files in the folder %s", operands[i]);
   }
@@ -139,10 +143,12 @@ static int list_inputs(const char *verb, char **operands, int n_operands, const 
 }
 
 /* ---- what is written ---- */
-/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its own. */
+/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its
+ * own. */
 static void other_extension(const char *in, char *extension, size_t bytes) {
   *extension = 0;
-  if (!has_extension(in, sure, CLI_N(sure)) && is_file(in)) krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
+  if (!has_extension(in, sure, CLI_N(sure)) && is_file(in))
+    krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
 }
 
 static char *name_output(const cli_pair *p, const char *out, int to_folder) {
@@ -164,8 +170,10 @@ static int name_outputs(const char *verb, const char *out, int several, cli_pair
   const int to_folder = out && !is_stdout && (several || is_folder(out) || (n > 0 && out[n - 1] == '/'));
   struct stat info;
   if (is_stdout && several) return cli_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
-  if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0) return cli_usage_error(verb, "standard input has no name; use -o FILE");
-  if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode)) return cli_usage_error(verb, "several inputs need a folder, and %s is none", out);
+  if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0)
+    return cli_usage_error(verb, "standard input has no name; use -o FILE");
+  if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode))
+    return cli_usage_error(verb, "several inputs need a folder, and %s is none", out);
   pairs->is_default = !out;
   for (int i = 0; i < pairs->n; i++)
     if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);
@@ -193,7 +201,10 @@ static char *place_of(const char *path) {
   if (real) return real;
   char *copy = strdup(path), *rest = strdup(base_name(path));
   char *folder = copy && strchr(copy, '/') ? dirname(copy) : NULL;
-  char *above = !copy || !rest ? NULL : !folder ? realpath(".", NULL) : strcmp(folder, path) != 0 ? place_of(folder) : NULL;
+  char *above = !copy || !rest              ? NULL
+                : !folder                   ? realpath(".", NULL)
+                : strcmp(folder, path) != 0 ? place_of(folder)
+                                            : NULL;
   real = above ? join(above, rest) : NULL;
   free(above);
   free(copy);
@@ -203,7 +214,8 @@ static char *place_of(const char *path) {
 
 static void add_read(checklist *list, const char *name) {
   struct stat info;
-  if (name && strcmp(name, "-") != 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode)) list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
+  if (name && strcmp(name, "-") != 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode))
+    list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
 }
 
 /* What is no regular file (a pipe, /dev/null) may be written by anyone as often as they like. */
@@ -219,10 +231,13 @@ static int add_written(checklist *list, const char *name, const char *also) {
 
 static int compare_files(const void *a, const void *b) {
   const known *x = a, *y = b;
-  return x->device != y->device ? (x->device > y->device) - (x->device < y->device) : (x->inode > y->inode) - (x->inode < y->inode);
+  return x->device != y->device ? (x->device > y->device) - (x->device < y->device)
+                                : (x->inode > y->inode) - (x->inode < y->inode);
 }
 
-static int compare_places(const void *a, const void *b) { return strcmp(((const known *)a)->place, ((const known *)b)->place); }
+static int compare_places(const void *a, const void *b) {
+  return strcmp(((const known *)a)->place, ((const known *)b)->place);
+}
 
 static int check_stdout(const cli_outputs_rule *rule, checklist *list) {
   struct stat info;
@@ -231,16 +246,22 @@ static int check_stdout(const cli_outputs_rule *rule, checklist *list) {
   const known *read = bsearch(&standard, list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
   if (read) return cli_usage_error(rule->verb, "standard output goes to %s, which is read", read->name);
   for (int i = 0; i < list->n_written; i++)
-    if (compare_files(&standard, &list->written[i]) == 0) return cli_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
+    if (compare_files(&standard, &list->written[i]) == 0)
+      return cli_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
   return -1;
 }
 
 static int check_written(const cli_outputs_rule *rule, checklist *list) {
   qsort(list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
   for (int i = 0; i < list->n_written; i++) {
-    const known *w = &list->written[i], *read = w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
-    if (read && w->also && strcmp(read->name, w->also) == 0) return cli_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
-    if (read) return cli_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name", w->name, read->name);
+    const known *w = &list->written[i],
+                *read =
+                    w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
+    if (read && w->also && strcmp(read->name, w->also) == 0)
+      return cli_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
+    if (read)
+      return cli_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name",
+                             w->name, read->name);
   }
   qsort(list->written, (size_t)list->n_written, sizeof *list->written, compare_places);
   for (int i = 1; i < list->n_written; i++) {
@@ -284,7 +305,8 @@ static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
   }
   if (n == 0) return -1;
   if (n == 1) return cli_usage_error(rule->verb, "%s exists; -f replaces it", first);
-  return cli_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n, first);
+  return cli_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n,
+                         first);
 }
 
 /* ---- folders ---- */
@@ -293,7 +315,8 @@ static int make_folders(const char *verb, const char *path) {
   int status = copy ? -1 : no_memory(verb);
   for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && status < 0; slash = strchr(slash + 1, '/')) {
     *slash = 0;
-    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy)) status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
+    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy))
+      status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
     *slash = '/';
   }
   free(copy);
@@ -305,7 +328,8 @@ static int make_all_folders(const char *verb, const char *out, const cli_pairs *
   const size_t n = out ? strlen(out) : 0;
   int status = -1;
   for (int i = 0; n > 0 && i < pairs->n && status < 0; i++)
-    if (strncmp(pairs->pairs[i].out, out, n) == 0 && pairs->pairs[i].out[n]) status = make_folders(verb, pairs->pairs[i].out);
+    if (strncmp(pairs->pairs[i].out, out, n) == 0 && pairs->pairs[i].out[n])
+      status = make_folders(verb, pairs->pairs[i].out);
   return status;
 }
 
@@ -317,7 +341,9 @@ int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands
   return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
 }
 
-int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs) { return list_inputs(verb, operands, n_operands, NULL, pairs); }
+int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs) {
+  return list_inputs(verb, operands, n_operands, NULL, pairs);
+}
 
 void cli_pairs_free(cli_pairs *pairs) {
   for (int i = 0; i < pairs->n; i++) {

@@ -1,4 +1,5 @@
-/* inputs.h: from operands (files, folders, '-') and -o to pairs of input and output, none of which harms a file that is read or wanted. */
+/* inputs.h: from operands (files, folders, '-') and -o to pairs of input and output, none of which harms a file that is
+ * read or wanted. */
 #ifndef CLI_INPUTS_H
 #define CLI_INPUTS_H
 
@@ -18,14 +19,15 @@ typedef struct cli_pairs {
 /* What the rules of the whole are, beside the pairs. */
 typedef struct cli_outputs_rule {
   const char *verb;
-  const char *const *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
+  const char *const
+      *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
   int n_read_too;
   const char *write_too;       /* one more output, or NULL */
   int force, skip_existing;
 } cli_outputs_rule;
 
-/* -1: pairs are filled and the folders for them are there; otherwise the exit status after one line. No output is a file that is read or another
- * output, by whatever name; none exists, unless it may be replaced. */
+/* -1: pairs are filled and the folders for them are there; otherwise the exit status after one line. No output is a
+ * file that is read or another output, by whatever name; none exists, unless it may be replaced. */
 int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands, const char *out, cli_pairs *pairs);
 /* Only the inputs: in and inside of every recording that the operands name. -1, or the exit status after one line. */
 int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs);

@@ -48,13 +48,15 @@ void cli_let_interrupt_ask(void) {
 }
 
 void cli_catch_signals(const char *verb) {
-  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
+  static const int numbers[] = {SIGINT,  SIGTERM,   SIGHUP,  SIGQUIT, SIGXCPU,
+                                SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
   struct sigaction action = {.sa_handler = stop}, previous;
   snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left\n", verb);
   err_fd = fileno(cli_err());
   sigfillset(&action.sa_mask);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* what nohup ignores stays ignored */
-    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
+    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN)
+      sigaction(numbers[i], &action, NULL);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
 }

@@ -1,4 +1,5 @@
-/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the maths. */
+/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the
+ * maths. */
 #include <stdio.h>
 #include <string.h>
 

@@ -20,7 +20,9 @@ static double now_s(void) {
 
 int cli_progress_is_shown(void) { return is_shown; }
 
-void cli_progress_begin(cli_progress *p, const char *name, const double *audio_s) { *p = (cli_progress){name, audio_s, now_s(), 0}; }
+void cli_progress_begin(cli_progress *p, const char *name, const double *audio_s) {
+  *p = (cli_progress){name, audio_s, now_s(), 0};
+}
 
 /* RTF: seconds of work per second of audio. */
 static void print_speed(double elapsed_s, double share, double audio_s) {
@@ -39,7 +41,8 @@ int32_t cli_progress_show(void *user, int64_t done, int64_t total) {
   const int filled = (int)(share * BAR);
   char name[4 * NAME];
   snprintf(name, sizeof name, "%s", p->name);
-  fprintf(cli_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, cli_clean(name), filled, "========================", BAR - filled, "                        ", 100 * share);
+  fprintf(cli_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, cli_clean(name), filled,
+          "========================", BAR - filled, "                        ", 100 * share);
   if (done > 0) print_speed(t - p->start_s, share, p->audio_s ? *p->audio_s : 0);
   fflush(cli_err());
   return 0;

@@ -16,7 +16,8 @@ static FILE *own_err;
 
 FILE *cli_err(void) { return own_err ? own_err : stderr; }
 
-/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays as it is. */
+/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays
+ * as it is. */
 void cli_hush_libraries(void) {
 #ifdef __GLIBC__
   FILE *null = own_err ? NULL : fopen("/dev/null", "we");
@@ -35,7 +36,8 @@ int cli_end_output(const char *verb, int status, int cannot_print) {
   const int had_failed = ferror(stdout);
   errno = 0;
   if (fflush(stdout) == 0 && !had_failed && !ferror(stdout)) return status;
-  fprintf(cli_err(), "krait %s: cannot write standard output%s%s\n", verb, errno ? ": " : "", errno ? strerror(errno) : "");
+  fprintf(cli_err(), "krait %s: cannot write standard output%s%s\n", verb, errno ? ": " : "",
+          errno ? strerror(errno) : "");
   return cannot_print;
 }
 
@@ -145,7 +147,8 @@ int cli_json_set_name(json_t *object, const char *key, const char *name) {
 
 void cli_print_json_text(FILE *file, const char *json) {
   for (const unsigned char *s = (const unsigned char *)json; *s; s++) {
-    const int is_c1 = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0, is_line = s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9);
+    const int is_c1 = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0,
+              is_line = s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9);
     if (*s == 0x7f) fputs("\\u007f", file);
     else if (is_c1) fprintf(file, "\\u%04x", *++s);
     else if (is_line) fprintf(file, "\\u20%x", s[2] - 0x80), s += 2;
@@ -154,7 +157,8 @@ void cli_print_json_text(FILE *file, const char *json) {
 }
 
 int cli_print_json(const char *verb, json_t *object, size_t flags) {
-  char *text = object ? json_dumps(object, flags) : NULL; /* whole: cli_guard_json ends the process where its memory ends */
+  char *text =
+      object ? json_dumps(object, flags) : NULL; /* whole: cli_guard_json ends the process where its memory ends */
   json_decref(object);
   if (!text) {
     fprintf(cli_err(), "krait %s: no memory for the JSON\n", verb);

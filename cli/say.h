@@ -1,4 +1,5 @@
-/* say.h: what the program prints, and that it arrived: lines on standard error, JSON on standard output, text that came from elsewhere. */
+/* say.h: what the program prints, and that it arrived: lines on standard error, JSON on standard output, text that came
+ * from elsewhere. */
 #ifndef CLI_SAY_H
 #define CLI_SAY_H
 
@@ -10,12 +11,14 @@ FILE *cli_err(void); /* standard error, also after cli_hush_libraries */
 void cli_hush_libraries(void);
 /* Standard streams that are closed become ones that fail: else the first file that is opened would take their place. */
 void cli_open_streams(void);
-/* jansson loses text, or crashes, where it has no memory: then the program ends with this line and status instead, as after Ctrl-C. */
+/* jansson loses text, or crashes, where it has no memory: then the program ends with this line and status instead, as
+ * after Ctrl-C. */
 void cli_guard_json(const char *verb, int status);
 /* status, or cannot_print after a line on standard error when standard output did not take all that was printed. */
 int cli_end_output(const char *verb, int status, int cannot_print);
 
-/* Control characters and bytes that are not UTF-8 become '?': text from files and names must not command the terminal. In place; returns text. */
+/* Control characters and bytes that are not UTF-8 become '?': text from files and names must not command the terminal.
+ * In place; returns text. */
 char *cli_clean(char *text);
 void cli_print_clean(FILE *file, const char *text); /* the same, printed */
 

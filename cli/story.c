@@ -43,8 +43,8 @@ static int add_text(const char *verb, cli_story *o, const char *text, size_t n) 
   return -1;
 }
 
-/* Cuts the text off at --stop. Otherwise the bytes at its end that may be the beginning of it: they are not shown yet.
- */
+/* Cuts the text off at --stop. Otherwise the bytes at its end that may be the beginning of it: they are not shown
+ * yet. */
 static size_t look_for_stop(const cli_telling *t, cli_story *o) {
   const size_t n = t->stop ? strlen(t->stop) : 0;
   if (!n) return 0;

@@ -37,5 +37,6 @@ int cli_text_read(const char *verb, const char *path, char **text, size_t *n_byt
   const int is_read = file && read_all(file, text, n_bytes);
   const int error = errno;
   if (file && !is_stdin) fclose(file);
-  return is_read ? -1 : cli_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
+  return is_read ? -1
+                 : cli_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
 }

@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-/* -1: *text has n_bytes and a NUL behind them, to be freed; otherwise the exit status 2 after one line. "-" is standard input. */
+/* -1: *text has n_bytes and a NUL behind them, to be freed; otherwise the exit status 2 after one line. "-" is standard
+ * input. */
 int cli_text_read(const char *verb, const char *path, char **text, size_t *n_bytes);
 
 #endif

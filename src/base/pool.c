@@ -1,5 +1,6 @@
-/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter. A worker joins a loop or finds it closed: the caller closes it when no
- * piece is left and waits for those that joined, not for one that the system has yet to wake. */
+/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter. A worker joins a loop or finds
+ * it closed: the caller closes it when no piece is left and waits for those that joined, not for one that the system
+ * has yet to wake. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -13,7 +14,8 @@
 
 enum { SPIN_NS = 20000, SPIN_ROUNDS = 32, MAX_THREADS = 256 };
 
-/* The word that says which loop there is: its number in the upper half, then whether it is closed, then how many workers are in it. */
+/* The word that says which loop there is: its number in the upper half, then whether it is closed, then how many
+ * workers are in it. */
 #define ONE_LOOP (1ull << 32)
 #define CLOSED (1ull << 31)
 #define WORKERS (CLOSED - 1)
@@ -56,7 +58,8 @@ static void take_pieces(kr_pool *pool, int worker) {
   }
 }
 
-/* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some microseconds first. */
+/* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some
+ * microseconds first. */
 static int keeps_waiting(int round, int64_t *end_ns) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -67,7 +70,9 @@ static int keeps_waiting(int round, int64_t *end_ns) {
   return now < *end_ns;
 }
 
-static unsigned number_of(const kr_pool *pool) { return (unsigned)(atomic_load_explicit(&pool->loop, memory_order_acquire) / ONE_LOOP); }
+static unsigned number_of(const kr_pool *pool) {
+  return (unsigned)(atomic_load_explicit(&pool->loop, memory_order_acquire) / ONE_LOOP);
+}
 
 static int wait_for_work(kr_pool *pool, unsigned seen) {
   int64_t end_ns = 0;

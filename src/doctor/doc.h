@@ -1,4 +1,5 @@
-/* doc.h: one run of the doctor: facts about the target, and the files, packages, log and findings of the headers below; what its parts give each other. */
+/* doc.h: one run of the doctor: facts about the target, and the files, packages, log and findings of the headers below;
+ * what its parts give each other. */
 #ifndef KR_DOC_H
 #define KR_DOC_H
 
@@ -27,7 +28,8 @@ struct krait_report {
   kr_list gpus; /* doc_gpu */
   int judged_cc; /* while its files are judged: this device's; 0: not now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
-  int driver_number, driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
+  int driver_number,
+      driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
   int driver_needed;              /* the newest that D01 asks for; 0 */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
   int torch_number, torch_abi, torch_is_cpu;
@@ -61,7 +63,8 @@ struct krait_report {
   kr_list notes;      /* const char *: what is fine */
   kr_list unjudged;   /* const char *: names of requirements that no table knows */
   kr_names said;      /* findings, by their words */
-  kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries that are needed (loader.c) */
+  kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries
+                                       that are needed (loader.c) */
   kr_list needs;      /* doc_need */
   int knows_needs;
   kr_names known_files, package_names; /* paths of files; names of packages: index + 1 of the first */
@@ -72,16 +75,20 @@ struct krait_report {
 typedef krait_report doc;
 
 #define DOC_TEXT(list, i) (*KR_AT(list, const char *, i))
-static inline void doc_add_text(doc *d, kr_list *list, const char *text) { *(const char **)kr_list_push(d->arena, list) = text; }
+static inline void doc_add_text(doc *d, kr_list *list, const char *text) {
+  *(const char **)kr_list_push(d->arena, list) = text;
+}
 int doc_has_text(const kr_list *list, const char *text);
 
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
-/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first walk was not right. Negative: damage. */
+/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first
+ * walk was not right. Negative: damage. */
 typedef void (*doc_image_fn)(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user);
-int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers);
-void doc_judge_all(doc *d);                                       /* verdicts, once the target is known: for the device that a file serves worst */
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user,
+                        const kr_list **containers);
+void doc_judge_all(doc *d); /* verdicts, once the target is known: for the device that a file serves worst */
 void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
 const char *doc_print_container(doc *d, const doc_container *container);
@@ -102,7 +109,8 @@ void doc_find_missing(doc *d);
 int doc_abi_of_name(const char *name);                           /* DOC_ABI_* */
 const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
 const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
-/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the tables do not know. */
+/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the
+ * tables do not know. */
 int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown);
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
 
@@ -132,7 +140,8 @@ const char *doc_path(doc *d, const char *path); /* below --root */
 int doc_exists(doc *d, const char *path);       /* the same */
 
 /* loader.c */
-const char *doc_system_library(doc *d, const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
+const char *doc_system_library(doc *d,
+                               const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
 int doc_has_empty_element(const char *paths);
 const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
 
@@ -148,7 +157,8 @@ void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
-const char *doc_package_in(doc *d, const char *text);    /* the package that a text names, by a path or a word of the tables; "" */
+const char *doc_package_in(doc *d,
+                           const char *text); /* the package that a text names, by a path or a word of the tables; "" */
 const char *doc_version_of(const doc *d, const char *package); /* installed, or as the log has it; "" */
 const char *doc_shown_name(const doc_file *file); /* a module called _C.so with its folder */
 
@@ -160,16 +170,19 @@ int doc_read_requirement(doc *d, const char *line, doc_requirement *out); /* 0: 
 int doc_allows(doc *d, const char *spec, const char *version);
 void doc_diagnose_requirements(doc *d);
 
-/* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
+/* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the
+ * rule. */
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* commands.c */
 int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
 const char *doc_build_command(doc *d, const char *package);
-const char *doc_command(doc *d, const char *key, const char *package, const char *version, const char *nvcc); /* a command by its name in a rule; "" */
+const char *doc_command(doc *d, const char *key, const char *package, const char *version,
+                        const char *nvcc); /* a command by its name in a rule; "" */
 void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version);
-const char *doc_pair_command(doc *d, const char *package, const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
+const char *doc_pair_command(doc *d, const char *package,
+                             const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
 const kr_row *doc_torch_row(doc *d, int torch);
 int doc_companion_column(const char *package); /* of [torch], where a package goes with one torch each; 0 */
@@ -186,7 +199,8 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
 void doc_diagnose_named_torch(doc *d); /* after the log: what it says is known then */
-const kr_row *doc_optional_row(const doc *d, const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
+const kr_row *doc_optional_row(const doc *d,
+                               const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);

@@ -1,4 +1,5 @@
-/* doc_files.h: what the doctor knows of a file with GPU code or native code: its images, what it needs and what it exports. */
+/* doc_files.h: what the doctor knows of a file with GPU code or native code: its images, what it needs and what it
+ * exports. */
 #ifndef KR_DOC_FILES_H
 #define KR_DOC_FILES_H
 

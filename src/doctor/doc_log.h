@@ -1,4 +1,5 @@
-/* doc_log.h: what the doctor takes from the text of a log: names, versions, symbols, and the diagnoses that it suggests. */
+/* doc_log.h: what the doctor takes from the text of a log: names, versions, symbols, and the diagnoses that it
+ * suggests. */
 #ifndef KR_DOC_LOG_H
 #define KR_DOC_LOG_H
 
@@ -26,9 +27,11 @@ typedef struct doc_log {
   const char *source;  /* the folder that a library outside of site-packages was built in; "" */
   const char *owner;   /* the package of its last frame that is not torch's; "" */
   kr_list versions;    /* const char *: pairs package, version */
-  int is_windows, is_wsl, is_build, is_crash, no_wheel; /* crash: it holds an error; no_wheel: a ready wheel was looked for and not found */
+  int is_windows, is_wsl, is_build, is_crash,
+      no_wheel;        /* crash: it holds an error; no_wheel: a ready wheel was looked for and not found */
   int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
-  int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
+  int is_frame_open,
+      is_frame_torch;  /* the last frame's code is still to come; it is torch's file, or code that calls torch */
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
   const char *near;    /* while lines are read: the package named last */
 } doc_log;

@@ -1,4 +1,5 @@
-/* doc_packages.h: what the doctor knows of Python packages: installed ones, what a source release says of its build, who brings an import name. */
+/* doc_packages.h: what the doctor knows of Python packages: installed ones, what a source release says of its build,
+ * who brings an import name. */
 #ifndef KR_DOC_PACKAGES_H
 #define KR_DOC_PACKAGES_H
 
@@ -15,7 +16,8 @@ typedef struct doc_package {
   int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
 } doc_package;
 
-typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a package */
+typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a
+                              package */
   const char *path, *package, *version;
   int targets[64], n_targets; /* GPUs that are named in it */
   int ptx;                    /* the oldest capability that it has PTX for; 0 */

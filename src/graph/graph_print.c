@@ -11,7 +11,9 @@ typedef struct widths {
   int name, op, row;
 } widths;
 
-static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) { return (r && r->settled ? r->rows[n] : KR_NODE(g, n)->row)->name; }
+static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) {
+  return (r && r->settled ? r->rows[n] : KR_NODE(g, n)->row)->name;
+}
 
 static void widen(int *width, const char *text) {
   const int n = (int)strlen(text);
@@ -45,7 +47,8 @@ static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, wid
   }
 }
 
-int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text), void *user) {
+int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text),
+                       void *user) {
   KR_TRY(kr_graph_status(g));
   KR_CHECK(g->planned, KRAIT_ERR_ARGUMENT, "graph: it must be planned before it is printed");
   kr_arena *arena = kr_arena_open();
@@ -68,8 +71,9 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
     if (s->home == KR_HOME_WEIGHT) weights += s->bytes;
   }
   kr_text text = kr_text_begin(arena);
-  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB",
-                n_live, (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6, (double)weights * 1e-6);
+  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB", n_live,
+                (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6,
+                (double)weights * 1e-6);
   if (runner) kr_text_print(&text, "; %.1f us in nodes", seconds * 1e6);
   line(user, text.at);
   kr_arena_close(&arena);

@@ -171,7 +171,9 @@ static int32_t show_clip(const shower *s, const kr_model_folder *folder, const c
 
 static int32_t show_describer(const shower *s) {
   krait_describer *d = NULL;
-  KR_TRY(krait_describer_open(s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path}, &d));
+  KR_TRY(krait_describer_open(
+      s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path},
+      &d));
   const int32_t status = kr_describer_graphs(d, show, (void *)s);
   krait_describer_close(&d);
   return status;
@@ -195,7 +197,8 @@ static int32_t show_language_model(const shower *s, const kr_model_folder *folde
 
 static int32_t show_kind(const shower *s, const kr_model_folder *folder) {
   if (kr_model_folder_find(folder, "model.mm_projector.mlp.mlp.0.weight")) return show_describer(s);
-  if (kr_model_folder_find(folder, "vision_model.embeddings.class_embedding")) return show_clip(s, folder, "vision_model.");
+  if (kr_model_folder_find(folder, "vision_model.embeddings.class_embedding"))
+    return show_clip(s, folder, "vision_model.");
   if (kr_model_folder_find(folder, "embeddings.class_embedding")) return show_clip(s, folder, "");
   return show_language_model(s, folder);
 }
@@ -208,7 +211,8 @@ static int32_t show_folder(const shower *s) {
   return status;
 }
 
-int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags, krait_graph_line_fn line, void *user) {
+int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags,
+                           krait_graph_line_fn line, void *user) {
   krait_model_options o;
   struct stat file;
   int found = 0;

@@ -64,7 +64,8 @@ static void busy_pool_serves_second_callers(void **state) {
   kr_pool_close(&v.pool);
 }
 
-/* Short loops, one after the other, each with its own data: a worker that comes late must not take a piece of another loop. */
+/* Short loops, one after the other, each with its own data: a worker that comes late must not take a piece of another
+ * loop. */
 static void short_loops_in_turn(void **state) {
   (void)state;
   kr_pool *pool = kr_pool_open(4);
@@ -80,6 +81,8 @@ static void short_loops_in_turn(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once), cmocka_unit_test(busy_pool_serves_second_callers), cmocka_unit_test(short_loops_in_turn)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once),
+                                     cmocka_unit_test(busy_pool_serves_second_callers),
+                                     cmocka_unit_test(short_loops_in_turn)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,16 +65,19 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   w->taps_b = place(l, c->F2 * m->Cp);
 }
 
-/* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become maps; the last one
- * needs rows of room in front of its predecessor). x lies at the start: the encoder's oldest map is dead by the time x is written,
- * unless it is also the last. F + 2 columns are less than twice F2 + 2, so that the wide map fits over x and the decoder's x1. */
+/* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become
+ * maps; the last one needs rows of room in front of its predecessor). x lies at the start: the encoder's oldest map is
+ * dead by the time x is written, unless it is also the last. F + 2 columns are less than twice F2 + 2, so that the wide
+ * map fits over x and the decoder's x1. */
 static void place_maps(layout *l, kr_pk_session *s) {
   const kr_primeknet *m = s->model;
   const int64_t depth = m->config.depth, wide_row = (m->config.F + 2) * m->Cp, row = (m->config.F2 + 2) * m->Cp;
   const int64_t room = depth > 1 ? ((int64_t)1 << (depth - 1)) * (m->config.causal ? 2 : 1) : 0;
   const int64_t full = s->T * wide_row, half = s->T * row;
-  const int64_t encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2, n_decoder = depth < 2 ? depth : depth - 1;
-  const int64_t encoder = encoder_start + n_encoder * full + room * wide_row, decoder = (1 + n_decoder) * half + room * row;
+  const int64_t encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2,
+                n_decoder = depth < 2 ? depth : depth - 1;
+  const int64_t encoder = encoder_start + n_encoder * full + room * wide_row,
+                decoder = (1 + n_decoder) * half + room * row;
   float *base = place(l, largest(encoder, decoder + (depth < 3 ? full : 0)));
   if (!base) return;
   s->x = base;
@@ -112,8 +115,8 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   if (s->T == T) return KRAIT_OK;
   const kr_pk_config *c = &s->model->config;
   /* Far above what memory holds, far below where sizes overflow. */
-  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)), KRAIT_ERR_SHAPE,
-           "T is %lld, too many frames for one window", (long long)T);
+  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)),
+           KRAIT_ERR_SHAPE, "T is %lld, too many frames for one window", (long long)T);
   s->T = T;
   layout count = {NULL, 0};
   place_all(&count, s);
@@ -124,13 +127,15 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   }
   if (!s->memory) {
     s->T = 0;
-    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld frames (%llu MiB)", (long long)T, (unsigned long long)(count.used >> 20));
+    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld frames (%llu MiB)", (long long)T,
+                   (unsigned long long)(count.used >> 20));
   }
   layout real = {(unsigned char *)s->memory, 0};
   place_all(&real, s);
   memset(s->zeros, 0, (size_t)((KR_PK_TILE + 2) * s->model->Cp) * sizeof(float));
   for (int i = 0; i < s->n_threads; i++) {
-    for (int r = 0; r < 6; r++) memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
+    for (int r = 0; r < 6; r++)
+      memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
   }

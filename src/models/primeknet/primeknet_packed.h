@@ -1,6 +1,6 @@
 /* primeknet_packed.h: PrimeKnet's weights as the forward pass wants them: neighbouring linear maps multiplied together,
- * affine parts of norms and the block's beta folded in, matrices packed, per-channel vectors padded to Cp (Ep, Hp for the
- * inner widths). "(k, Cp)" means k rows of padded channels. */
+ * affine parts of norms and the block's beta folded in, matrices packed, per-channel vectors padded to Cp (Ep, Hp for
+ * the inner widths). "(k, Cp)" means k rows of padded channels. */
 #ifndef KR_PRIMEKNET_PACKED_H
 #define KR_PRIMEKNET_PACKED_H
 
@@ -74,7 +74,8 @@ typedef struct pk_encoder {
 
 typedef struct pk_mask {
   pk_dense *dense;
-  const float *even_w, *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
+  const float *even_w,
+      *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
   float bias, norm_weight, norm_bias, slope, last_weight, last_bias;
   const float *sigmoid_slope; /* (F) */
 } pk_mask;

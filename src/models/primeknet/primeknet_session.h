@@ -1,5 +1,6 @@
-/* primeknet_session.h: the working memory of one forward pass, and the stages that share it. Activations are maps: (T, width,
- * Cp) with one zero column before and after each row's positions, so that filters over frequency need no edges. */
+/* primeknet_session.h: the working memory of one forward pass, and the stages that share it. Activations are maps: (T,
+ * width, Cp) with one zero column before and after each row's positions, so that filters over frequency need no
+ * edges. */
 #ifndef KR_PRIMEKNET_SESSION_H
 #define KR_PRIMEKNET_SESSION_H
 
@@ -45,7 +46,7 @@ struct kr_pk_session {
   float *x;                                 /* half width */
   float *decoder_maps[KR_PK_MAX_DEPTH + 1]; /* where output i + 1 of a decoder's dense block goes, half width */
   float *encoder_maps[KR_PK_MAX_DEPTH + 1]; /* by output as well: the encoder's, full width; over the same memory */
-  float *wide_map;                          /* the phase decoder's upsampled map, full width, clear of its last output */
+  float *wide_map;         /* the phase decoder's upsampled map, full width, clear of its last output */
   pk_scratch *scratch;     /* per thread */
   int n_threads;
   float *zeros;            /* (TILE + 2, Cp), or one row of a recurrence */
@@ -73,11 +74,14 @@ void pk_freq_stage(kr_pk_session *s, const pk_block *block, const pk_map *x);
 /* Bytes of scratch that the scan wants for a chunk (primeknet_time.c). */
 int32_t pk_scan_scratch_bytes(const kr_primeknet *model, uint64_t *bytes);
 
-/* Steps that both stages share (primeknet_freq.c). C += g A with the attention's weights scaled by the channel means. */
+/* Steps that both stages share (primeknet_freq.c). C += g A with the attention's weights scaled by the channel
+ * means. */
 void pk_attend(const kr_primeknet *m, const pk_attention *a, pk_scratch *w, const float *g, int64_t n, float *y);
 
-static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M, float *C, int64_t ldc, int epilogue) {
-  kr_gemm_rows_call call = {weights, A, lda, M, C, ldc, NULL, 0, weights->gate ? kr_padded(m->layers, weights->N / 2) : weights->N, epilogue};
+static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M,
+                           float *C, int64_t ldc, int epilogue) {
+  kr_gemm_rows_call call = {
+      weights, A, lda, M, C, ldc, NULL, 0, weights->gate ? kr_padded(m->layers, weights->N / 2) : weights->N, epilogue};
   m->layers->gemm_rows(&call);
 }
 

@@ -1,5 +1,5 @@
-/* causal_conv1d_update_simd.c: the running convolution with channels across lanes: the last W-1 inputs and the new ones form a
- * small float window [step][lane]. */
+/* causal_conv1d_update_simd.c: the running convolution with channels across lanes: the last W-1 inputs and the new ones
+ * form a small float window [step][lane]. */
 #include <string.h>
 
 #include "contract.h"
@@ -17,7 +17,9 @@ typedef struct place {
   int lanes;
 } place;
 
-static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) { return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]}; }
+static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) {
+  return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]};
+}
 
 static int64_t ring_start(const update_args *a, int64_t b) {
   if (!kr_has(&a->cache_seqlens)) return 0;
@@ -28,7 +30,8 @@ static int64_t ring_start(const update_args *a, int64_t b) {
 /* inputs: S rows of the state, oldest first, then L of x. */
 static void read_inputs(const update_args *a, const place *p, float *inputs) {
   int64_t start = ring_start(a, p->b);
-  kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0), x = plane3(&a->x, p->b, p->d, 0);
+  kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0),
+           x = plane3(&a->x, p->b, p->d, 0);
   kr_tile_load(inputs, KR_VL, &old, (int)(a->S - start), p->lanes);
   kr_tile_load(inputs + (a->S - start) * KR_VL, KR_VL, &young, (int)start, p->lanes);
   kr_tile_load(inputs + a->S * KR_VL, KR_VL, &x, (int)a->L, p->lanes);
@@ -47,11 +50,13 @@ static void write_state(const update_args *a, const place *p, const float *input
   }
 }
 
-/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in time. */
+/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in
+ * time. */
 static void ask_ahead(const update_args *a, const place *p) {
   enum { BLOCKS = 6, LINE = 64 };
   const krait_view *const views[] = {&a->conv_state, &a->weight};
-  const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]}, at[] = {kr_at3(&a->conv_state, p->row, p->d, 0), kr_at2(&a->weight, p->d, 0)};
+  const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]},
+                at[] = {kr_at3(&a->conv_state, p->row, p->d, 0), kr_at2(&a->weight, p->d, 0)};
   for (int i = 0; i < 2; i++) {
     const int64_t bytes = (int64_t)krait_dtype_bytes(views[i]->dtype), step = stride[i] * KR_VL * bytes;
     if (step <= 0 || step > 16 * LINE) continue;
@@ -63,8 +68,10 @@ static void ask_ahead(const update_args *a, const place *p) {
 static void update_block(const update_args *a, const place *p) {
   float inputs[(MAX_S + MAX_L) * KR_VL], weight[MAX_W * KR_VL], bias[KR_VL] = {0}, out[MAX_L * KR_VL];
   const int W = (int)a->W, L = (int)a->L;
-  kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1], a->weight.stride[0]};
-  kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]}, to = plane3(&a->out, p->b, p->d, 0);
+  kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1],
+                      a->weight.stride[0]};
+  kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]},
+           to = plane3(&a->out, p->b, p->d, 0);
   ask_ahead(a, p);
   kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
   if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
@@ -91,7 +98,8 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     place p = {.b = i / n_blocks, .d = i % n_blocks * KR_VL};
-    p.row = kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
+    p.row =
+        kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
     p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
     if (p.row < 0) silence_block(a, &p);
     else update_block(a, &p);

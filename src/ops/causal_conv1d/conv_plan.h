@@ -5,7 +5,15 @@
 
 #include "rows.h"
 
-enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_FEW_PARTS = 16, KR_CONV_RUN = 16 /* forward, channels-last: steps of a thread */, KR_CONV_AHEAD = 5 /* backward, channels innermost: pairs of steps on their way */ };
+enum {
+  KR_CONV_TAPS = 4,
+  KR_CONV_THREADS = 256,
+  KR_CONV_WALK = 128,
+  KR_CONV_MOST_TAPS = 128,
+  KR_CONV_FEW_PARTS = 16,
+  KR_CONV_RUN = 16 /* forward, channels-last: steps of a thread */,
+  KR_CONV_AHEAD = 5 /* backward, channels innermost: pairs of steps on their way */
+};
 
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;

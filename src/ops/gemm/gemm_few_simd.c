@@ -1,5 +1,6 @@
-/* gemm_few_simd.c: few rows of A against weights as layers store them, each output's K inputs side by side: dot products, so that the weights are read once,
- * where they lie and as they are. Bound by memory: the lines that the next outputs need are asked for while these are multiplied. */
+/* gemm_few_simd.c: few rows of A against weights as layers store them, each output's K inputs side by side: dot
+ * products, so that the weights are read once, where they lie and as they are. Bound by memory: the lines that the next
+ * outputs need are asked for while these are multiplied. */
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
@@ -10,7 +11,12 @@ enum { ROWS = 6 };
 #else
 enum { ROWS = 3 };
 #endif
-enum { OUTPUTS = 4, FAR_BYTES = 16384, LINE_BYTES = 64, PART_BYTES = 24 * 1024 }; /* PART_BYTES: of A, which stay in the L1 cache */
+enum {
+  OUTPUTS = 4,
+  FAR_BYTES = 16384,
+  LINE_BYTES = 64,
+  PART_BYTES = 24 * 1024
+}; /* PART_BYTES: of A, which stay in the L1 cache */
 
 typedef struct product {
   const krait_gemm_args *args;
@@ -21,13 +27,15 @@ typedef struct product {
 
 typedef struct weights { /* of some outputs, a part of K */
   const void *data;
-  int64_t at, next, K, ahead; /* elements to the first output, and from one to the next; bytes to what will be read soon */
+  int64_t at, next, K,
+      ahead; /* elements to the first output, and from one to the next; bytes to what will be read soon */
   unsigned fetch;             /* a bit for each output whose lines are asked for */
 } weights;
 
 /* sums[m * KR_VL + n] += A[m] . B[n], not added across yet; rows and dtype are constants after inlining. */
 KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t lda, const weights *w, kr_v *sums) {
-  const int64_t K = w->K, bytes = dtype == KRAIT_F32 ? 4 : 2, line = LINE_BYTES / bytes, step = line > KR_VL ? line : KR_VL;
+  const int64_t K = w->K, bytes = dtype == KRAIT_F32 ? 4 : 2, line = LINE_BYTES / bytes,
+                step = line > KR_VL ? line : KR_VL;
   const char *B = (const char *)w->data + w->at * bytes;
   kr_v sum[ROWS * OUTPUTS];
 #pragma GCC unroll 8
@@ -45,7 +53,8 @@ KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t
       for (int n = 0; n < OUTPUTS; n++) {
         const kr_v b = kr_v_load_as(B, n * w->next + j, KR_VL, dtype);
 #pragma GCC unroll 8
-        for (int m = 0; m < rows; m++) sum[m * OUTPUTS + n] = kr_v_fma(kr_v_load(A + m * lda + j), b, sum[m * OUTPUTS + n]);
+        for (int m = 0; m < rows; m++)
+          sum[m * OUTPUTS + n] = kr_v_fma(kr_v_load(A + m * lda + j), b, sum[m * OUTPUTS + n]);
       }
   }
   for (; k < K; k += KR_VL) {
@@ -54,7 +63,9 @@ KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t
     for (int n = 0; n < OUTPUTS; n++) {
       const kr_v b = kr_v_load_as(B, n * w->next + k, rest, dtype);
 #pragma GCC unroll 8
-      for (int m = 0; m < rows; m++) sum[m * OUTPUTS + n] = kr_v_fma(rest == KR_VL ? kr_v_load(A + m * lda + k) : kr_v_loadn(A + m * lda + k, rest), b, sum[m * OUTPUTS + n]);
+      for (int m = 0; m < rows; m++)
+        sum[m * OUTPUTS + n] = kr_v_fma(rest == KR_VL ? kr_v_load(A + m * lda + k) : kr_v_loadn(A + m * lda + k, rest),
+                                        b, sum[m * OUTPUTS + n]);
     }
   }
 #pragma GCC unroll 8
@@ -64,10 +75,16 @@ KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t
 }
 
 typedef void dots_fn(const float *A, int64_t lda, const weights *w, kr_v *sums);
-#define DOTS(rows)                                                                                                                       \
-  static void dots_##rows##_f32(const float *A, int64_t lda, const weights *w, kr_v *sums) { dots(rows, KRAIT_F32, A, lda, w, sums); }   \
-  static void dots_##rows##_f16(const float *A, int64_t lda, const weights *w, kr_v *sums) { dots(rows, KRAIT_F16, A, lda, w, sums); }   \
-  static void dots_##rows##_bf16(const float *A, int64_t lda, const weights *w, kr_v *sums) { dots(rows, KRAIT_BF16, A, lda, w, sums); }
+#define DOTS(rows)                                                                            \
+  static void dots_##rows##_f32(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
+    dots(rows, KRAIT_F32, A, lda, w, sums);                                                   \
+  }                                                                                           \
+  static void dots_##rows##_f16(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
+    dots(rows, KRAIT_F16, A, lda, w, sums);                                                   \
+  }                                                                                           \
+  static void dots_##rows##_bf16(const float *A, int64_t lda, const weights *w, kr_v *sums) { \
+    dots(rows, KRAIT_BF16, A, lda, w, sums);                                                  \
+  }
 #define ENTRY(rows) {dots_##rows##_f32, dots_##rows##_f16, dots_##rows##_bf16},
 DOTS(1) DOTS(2) DOTS(3)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
@@ -110,7 +127,12 @@ static void sum_outputs(const product *p, const krait_view *B, int64_t n0, int l
   const int64_t K = p->args->K, next = B->stride[1], far = OUTPUTS * next * (int64_t)krait_dtype_bytes(B->dtype);
   for (int64_t k = 0; k < K; k += p->part)
     for (int n = 0; n < lanes; n += OUTPUTS) {
-      weights w = {B->data, (n0 + n) * next + k, next, K - k < p->part ? K - k : p->part, far > 0 ? (FAR_BYTES + far - 1) / far * far : 0, 0};
+      weights w = {B->data,
+                   (n0 + n) * next + k,
+                   next,
+                   K - k < p->part ? K - k : p->part,
+                   far > 0 ? (FAR_BYTES + far - 1) / far * far : 0,
+                   0};
       if (n + OUTPUTS <= lanes) add_rows(p, k, B->dtype, &w, sums + n);
       else add_last(p, k, B->dtype, w, lanes - n, sums + n);
     }
@@ -125,8 +147,10 @@ static void multiply(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t i = begin; i < end; i++) {
     const int64_t n = i * KR_VL;
     const int lanes = gemm_lanes(a->N - n);
-    const kr_v bias = kr_has(&a->bias) ? gemm_load(&a->bias, n * a->bias.stride[0], a->bias.stride[0], lanes) : kr_v_zero();
-    const kr_v bias2 = kr_has(&a->bias2) ? gemm_load(&a->bias2, n * a->bias2.stride[0], a->bias2.stride[0], lanes) : kr_v_zero();
+    const kr_v bias =
+        kr_has(&a->bias) ? gemm_load(&a->bias, n * a->bias.stride[0], a->bias.stride[0], lanes) : kr_v_zero();
+    const kr_v bias2 =
+        kr_has(&a->bias2) ? gemm_load(&a->bias2, n * a->bias2.stride[0], a->bias2.stride[0], lanes) : kr_v_zero();
     for (int k = 0; k < a->M * KR_VL; k++) sums[0][k] = sums[1][k] = kr_v_zero();
     sum_outputs(p, &a->Bmat, n, lanes, sums[0]);
     if (is_gated) sum_outputs(p, &a->B2, n, lanes, sums[1]);
@@ -138,7 +162,9 @@ static void multiply(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-static int is_in_place(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && (a->A.stride[1] == 1 || a->K == 1); }
+static int is_in_place(const krait_gemm_args *a) {
+  return a->A.dtype == KRAIT_F32 && (a->A.stride[1] == 1 || a->K == 1);
+}
 static int64_t row_floats(const krait_gemm_args *a) { return (a->K + 15) / 16 * 16; }
 
 uint64_t KR_FN(kr_gemm_few_scratch)(const krait_ctx *ctx, const void *args) {
@@ -155,7 +181,8 @@ int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
   if (!is_in_place(a)) {
     float *rows = a->call.scratch;
     p.A = rows, p.lda = row_floats(a);
-    for (int64_t m = 0; m < a->M; m++) kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
+    for (int64_t m = 0; m < a->M; m++)
+      kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
   }
   kr_parallel(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 32768 / (KR_VL * (a->K + 1)), multiply, &p);
   return KRAIT_OK;

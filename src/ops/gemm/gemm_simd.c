@@ -42,7 +42,8 @@ static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_
   float *to = p->data + first * K;
   if (!p->gate && stride_n == 1 && first + width <= p->N) {
     for (int64_t k = 0; k < K; k++)
-      for (int64_t j = 0; j < width; j += KR_VL) kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
+      for (int64_t j = 0; j < width; j += KR_VL)
+        kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
     return;
   }
   if (!p->gate && stride_k == 1 && K < 1 << 20) {
@@ -58,8 +59,8 @@ static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_
   }
 }
 
-void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k, int64_t stride_n,
-                           const float *bias) {
+void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B,
+                           int64_t stride_k, int64_t stride_n, const float *bias) {
   *p = place_panels(storage, K, N, gate);
   for (int64_t first = 0; first < columns_of(p); first += NR) pack_panel(p, first, B, stride_k, stride_n);
   for (int64_t column = 0; column < columns_of(p); column++) {
@@ -83,14 +84,16 @@ static inline kr_v load_lanes(const float *from, int lanes) {
   return lanes >= KR_VL ? kr_v_load(from) : lanes > 0 ? kr_v_loadn(from, lanes) : kr_v_zero();
 }
 
-static inline __attribute__((always_inline)) void finish_vector(const place *at, float *C, const float *E, kr_v v, int lanes) {
+static inline __attribute__((always_inline)) void finish_vector(const place *at, float *C, const float *E, kr_v v,
+                                                                int lanes) {
   if (at->epilogue == KR_GEMM_ADD) v = kr_v_add(v, load_lanes(E, lanes));
   else if (at->epilogue == KR_GEMM_MUL) v = kr_v_mul(v, load_lanes(E, lanes));
   store_lanes(C, v, lanes);
 }
 
 /* rows and vectors are constants after inlining; every loop over them unrolls into registers. */
-static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, const place *at, const float *A, float *C, const float *E) {
+static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, const place *at,
+                                                       const float *A, float *C, const float *E) {
   kr_v sum[2 * MR];
   for (int v = 0; v < vectors; v++) {
     kr_v bias = kr_v_load(at->bias + v * KR_VL);
@@ -114,7 +117,8 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
       store_lanes(C + m * at->ldc, kr_v_mul(sum[m * 2], sum[m * 2 + 1]), at->lanes[0]);
     } else {
       finish_vector(at, C + m * at->ldc, E + m * at->lde, sum[m * 2], at->lanes[0]);
-      if (vectors > 1) finish_vector(at, C + m * at->ldc + KR_VL, E + m * at->lde + KR_VL, sum[m * 2 + 1], at->lanes[1]);
+      if (vectors > 1)
+        finish_vector(at, C + m * at->ldc + KR_VL, E + m * at->lde + KR_VL, sum[m * 2 + 1], at->lanes[1]);
     }
   }
 }
@@ -149,7 +153,11 @@ static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t e
   const kr_panels *w = c->weights;
   const int64_t columns = columns_of(w);
   const float *E = c->E ? c->E : c->C;
-  place at = {.K = w->K, .lda = c->lda, .ldc = c->ldc, .lde = c->E ? c->lde : c->ldc, .epilogue = w->gate ? KR_GEMM_GATE : c->epilogue};
+  place at = {.K = w->K,
+              .lda = c->lda,
+              .ldc = c->ldc,
+              .lde = c->E ? c->lde : c->ldc,
+              .epilogue = w->gate ? KR_GEMM_GATE : c->epilogue};
   for (int64_t first = begin; first < end; first += NR) {
     int64_t to = w->gate ? first / 2 : first;
     at.panel = w->data + first * w->K;
@@ -163,28 +171,33 @@ static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t e
 
 void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, columns_of(c->weights)); }
 
-/* ---- the op: a thread takes a group of panels and a block of rows; it packs the panels for itself, widened where they are of 16 bits, and walks along the rows.
- * Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
+/* ---- the op: a thread takes a group of panels and a block of rows; it packs the panels for itself, widened where they
+ * are of 16 bits, and walks along the rows. Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the
+ * L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
 
 enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256 };
 
 typedef struct product {
   const krait_gemm_args *args;
-  int64_t n_rows, n_row_blocks, n_panels, n_groups; /* rows of a block; a panel has NR columns, or KR_VL of either factor of a gate */
+  int64_t n_rows, n_row_blocks, n_panels,
+      n_groups; /* rows of a block; a panel has NR columns, or KR_VL of either factor of a gate */
   int64_t thread_floats;
-  int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before the activation; direct: nothing behind it, rows of float32 */
+  int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before
+                                              the activation; direct: nothing behind it, rows of float32 */
 } product;
 
 /* A vector's columns of a panel, from `first` on. */
 static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, int64_t first, int lanes) {
   enum { MANY = 1 << 20 };
   for (int64_t k = 0; k < K; k += MANY) {
-    const kr_plane plane = {B->data, B->dtype, at + first * B->stride[1] + k * B->stride[0], B->stride[0], B->stride[1]};
+    const kr_plane plane = {B->data, B->dtype, at + first * B->stride[1] + k * B->stride[0], B->stride[0],
+                            B->stride[1]};
     kr_tile_load(to + k * NR, NR, &plane, (int)(K - k < MANY ? K - k : MANY), lanes);
   }
 }
 
-/* A thread's memory: panels; of every panel what its sums begin with, and the sums of ROWS rows; K_PART of those rows of A. */
+/* A thread's memory: panels; of every panel what its sums begin with, and the sums of ROWS rows; K_PART of those rows
+ * of A. */
 static float *panel_of(const product *p, float *memory, int i) { return memory + (int64_t)i * p->args->K * NR; }
 static float *bias_of(const product *p, float *memory, int i) { return panel_of(p, memory, p->panels) + i * NR; }
 static float *sums_of(const product *p, float *memory, int i) { return bias_of(p, memory, p->panels) + i * ROWS * NR; }
@@ -199,7 +212,8 @@ static void pack_group(const product *p, float *memory, int64_t panel, int n, in
       const int64_t first = (panel + i) * p->width + (p->gated ? 0 : v * KR_VL), at = batch ? batch * B->stride[2] : 0;
       const int lanes = gemm_lanes(a->N - first);
       pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
-      kr_v_store(bias_of(p, memory, i) + v * KR_VL, kr_has(bias) ? gemm_load(bias, first * bias->stride[0], bias->stride[0], lanes) : kr_v_zero());
+      kr_v_store(bias_of(p, memory, i) + v * KR_VL,
+                 kr_has(bias) ? gemm_load(bias, first * bias->stride[0], bias->stride[0], lanes) : kr_v_zero());
     }
 }
 
@@ -223,10 +237,12 @@ typedef struct way {
 } way;
 
 /* Sums over K. rows is a constant after inlining. */
-static inline __attribute__((always_inline)) void sum_rows(const int rows, const float *A, int64_t lda, const float *B, int64_t K, const way *w) {
+static inline __attribute__((always_inline)) void sum_rows(const int rows, const float *A, int64_t lda, const float *B,
+                                                           int64_t K, const way *w) {
   kr_v sum[2 * MR];
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++) sum[2 * m] = kr_v_load(w->from + m * w->next_from), sum[2 * m + 1] = kr_v_load(w->from + m * w->next_from + KR_VL);
+  for (int m = 0; m < rows; m++)
+    sum[2 * m] = kr_v_load(w->from + m * w->next_from), sum[2 * m + 1] = kr_v_load(w->from + m * w->next_from + KR_VL);
   for (int64_t k = 0; k < K; k++, B += NR) {
     const kr_v b0 = kr_v_load(B), b1 = kr_v_load(B + KR_VL);
 #pragma GCC unroll 16
@@ -237,7 +253,8 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++) kr_v_store(w->to + m * w->next_to, sum[2 * m]), kr_v_store(w->to + m * w->next_to + KR_VL, sum[2 * m + 1]);
+  for (int m = 0; m < rows; m++)
+    kr_v_store(w->to + m * w->next_to, sum[2 * m]), kr_v_store(w->to + m * w->next_to + KR_VL, sum[2 * m + 1]);
 }
 
 static void sum_tile(int rows, const float *A, int64_t lda, const float *B, int64_t K, const way *w) {
@@ -262,11 +279,14 @@ static inline kr_v scaled(const product *p, const float *sums, const float *bias
 }
 
 /* Whole vectors, columns side by side; the types are constants after inlining. */
-static inline __attribute__((always_inline)) void finish_whole(const int32_t type, const product *p, const float *sums, const float *bias, int64_t batch, int64_t m, int rows, int64_t column) {
+static inline __attribute__((always_inline)) void finish_whole(const int32_t type, const product *p, const float *sums,
+                                                               const float *bias, int64_t batch, int64_t m, int rows,
+                                                               int64_t column) {
   const krait_gemm_args *a = p->args;
   const krait_view *out = &a->out, *r = &a->residual;
   const int has_residual = kr_has(r);
-  int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0), added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0);
+  int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0),
+          added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0);
   for (int k = 0; k < rows; k++, sums += NR, to += out->stride[0], added += r->stride[0]) {
     const kr_v scale = kr_v_set1(p->plain ? 1 : gemm_scale(a, batch, m + k));
     for (int v = 0; v < 2; v++) {
@@ -277,17 +297,20 @@ static inline __attribute__((always_inline)) void finish_whole(const int32_t typ
   }
 }
 
-static void finish_tile(const product *p, const float *sums, const float *bias, int64_t batch, int64_t m, int rows, int64_t column) {
+static void finish_tile(const product *p, const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
+                        int64_t column) {
   const krait_gemm_args *a = p->args;
   const krait_view *r = &a->residual;
-  if (!p->gated && column + NR <= a->N && a->out.stride[1] == 1 && (!kr_has(r) || (r->stride[1] == 1 && r->dtype == a->out.dtype))) {
+  if (!p->gated && column + NR <= a->N && a->out.stride[1] == 1 &&
+      (!kr_has(r) || (r->stride[1] == 1 && r->dtype == a->out.dtype))) {
     if (a->out.dtype == KRAIT_F32) finish_whole(KRAIT_F32, p, sums, bias, batch, m, rows, column);
     else if (a->out.dtype == KRAIT_F16) finish_whole(KRAIT_F16, p, sums, bias, batch, m, rows, column);
     else finish_whole(KRAIT_BF16, p, sums, bias, batch, m, rows, column);
     return;
   }
   for (int k = 0; k < rows; k++, sums += NR) {
-    const kr_v scale = kr_v_set1(gemm_scale(a, batch, m + k)), first = scaled(p, sums, bias, scale, 0), second = scaled(p, sums, bias, scale, 1);
+    const kr_v scale = kr_v_set1(gemm_scale(a, batch, m + k)), first = scaled(p, sums, bias, scale, 0),
+               second = scaled(p, sums, bias, scale, 1);
     gemm_finish(a, batch, m + k, column, first, p->gated ? &second : NULL);
     if (!p->gated) gemm_finish(a, batch, m + k, column + KR_VL, second, NULL);
   }
@@ -307,12 +330,19 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
   const int is_last = t->k + t->K == a->K, n_tiles = (t->rows + MR - 1) / MR;
   const int64_t column = (panel + i) * p->width, next_out = a->out.stride[0];
   const int is_direct = is_last && p->direct && column + NR <= a->N;
-  float *sums = sums_of(p, memory, i), *out = (float *)a->out.data + (t->batch ? t->batch * a->out.stride[2] : 0) + column, done[MR * NR];
+  float *sums = sums_of(p, memory, i),
+        *out = (float *)a->out.data + (t->batch ? t->batch * a->out.stride[2] : 0) + column, done[MR * NR];
   for (int tile = 0, m = 0; tile < n_tiles; tile++) {
     const int left = n_tiles - tile, rows = (t->rows - m + left - 1) / left;
-    way w = {.from = t->k ? sums + m * NR : p->plain ? bias : zeros, .next_from = t->k ? NR : 0, .to = is_last ? done : sums + m * NR, .next_to = NR};
+    way w = {.from = t->k       ? sums + m * NR
+                     : p->plain ? bias
+                                : zeros,
+             .next_from = t->k ? NR : 0,
+             .to = is_last ? done : sums + m * NR,
+             .next_to = NR};
     if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out;
-    for (int r = 0; is_direct && r < rows; r++) __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + NR - 1, 1);
+    for (int r = 0; is_direct && r < rows; r++)
+      __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + NR - 1, 1);
     sum_tile(rows, t->A + m * t->lda, t->lda, B, t->K, &w);
     if (is_last && !is_direct) finish_tile(p, done, bias, t->batch, t->m + m, rows, column);
     m += rows;
@@ -320,12 +350,19 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
 }
 
 /* At most ROWS rows times the packed panels. */
-static void multiply_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m, int n) {
+static void multiply_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m,
+                          int n) {
   const krait_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
   const int in_place = a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1;
   for (int64_t k = 0; k < a->K; k += K_PART) {
-    part t = {.A = (const float *)a->A.data + at + k, .lda = a->A.stride[0], .k = k, .K = a->K - k < K_PART ? a->K - k : K_PART, .batch = batch, .m = m, .rows = n};
+    part t = {.A = (const float *)a->A.data + at + k,
+              .lda = a->A.stride[0],
+              .k = k,
+              .K = a->K - k < K_PART ? a->K - k : K_PART,
+              .batch = batch,
+              .m = m,
+              .rows = n};
     if (!in_place) {
       widen_rows(&a->A, at + k * a->A.stride[1], t.K, n, rows_of(p, memory));
       t.A = rows_of(p, memory), t.lda = K_PART;
@@ -339,21 +376,25 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
   const krait_gemm_args *a = p->args;
   float *memory = (float *)a->call.scratch + worker * p->thread_floats;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t panel = i % p->n_groups * p->panels, block = i / p->n_groups % p->n_row_blocks, batch = i / p->n_groups / p->n_row_blocks;
+    const int64_t panel = i % p->n_groups * p->panels, block = i / p->n_groups % p->n_row_blocks,
+                  batch = i / p->n_groups / p->n_row_blocks;
     const int64_t left = p->n_panels - panel, last = (block + 1) * p->n_rows < a->M ? (block + 1) * p->n_rows : a->M;
     const int n_panels = left < p->panels ? (int)left : p->panels;
     pack_group(p, memory, panel, n_panels, batch);
-    for (int64_t m = block * p->n_rows; m < last; m += ROWS) multiply_rows(p, memory, panel, n_panels, batch, m, last - m < ROWS ? (int)(last - m) : ROWS);
+    for (int64_t m = block * p->n_rows; m < last; m += ROWS)
+      multiply_rows(p, memory, panel, n_panels, batch, m, last - m < ROWS ? (int)(last - m) : ROWS);
   }
 }
 
 static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
-  p.direct = p.plain && !p.gated && a->activation == KRAIT_ACT_NONE && !kr_has(&a->residual) && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
+  p.direct = p.plain && !p.gated && a->activation == KRAIT_ACT_NONE && !kr_has(&a->residual) &&
+             a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
-  const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR), share = (p.n_panels * P + n_threads - 1) / n_threads;
+  const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),
+                share = (p.n_panels * P + n_threads - 1) / n_threads;
   p.panels = (int)(fit < 1 ? 1 : fit > MOST_PANELS ? MOST_PANELS : fit);
   if (p.panels > share) p.panels = (int)(share < 1 ? 1 : share);
   p.n_groups = (p.n_panels + p.panels - 1) / p.panels;

@@ -1,5 +1,5 @@
-/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading the bytes. Many rows: groups of
- * outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
+/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading
+ * the bytes. Many rows: groups of outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
 #include "gemm/gemm_kernel.h"
 #include "gemm_q4k/gemm_q4k_rows.h"
 #include "op_list.h"
@@ -8,7 +8,9 @@
 
 enum { ROWS = 4, GROUP = 64, SUPER = 256, SUPER_BYTES = 144, PART = 32 /* weights of one scale and minimum */ };
 
-static const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) { return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]); }
+static const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) {
+  return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
+}
 
 /* Scales and minima of a super-block: w = scale q + base. */
 typedef struct parts {
@@ -67,7 +69,9 @@ KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int
     for (int i = 0; i < rows; i++) out[(m + i) * a->out.stride[0] + n * a->out.stride[1]] = sums[i] + bias;      \
   }
 
-static float bias_of(const krait_gemm_q4k_args *a, int64_t n) { return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0; }
+static float bias_of(const krait_gemm_q4k_args *a, int64_t n) {
+  return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
+}
 
 static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
@@ -87,7 +91,9 @@ int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
 }
 
 /* A thread's memory: a group's weights as float32, its biases, and its panels. */
-static int64_t thread_floats(const krait_gemm_q4k_args *a) { return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP, 0) + 31) / 16 * 16; }
+static int64_t thread_floats(const krait_gemm_q4k_args *a) {
+  return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP, 0) + 31) / 16 * 16;
+}
 
 static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
   const uint8_t *w = bytes_of(a, n);
@@ -109,7 +115,8 @@ static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
 static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
   const int64_t K = SUPER * a->S;
-  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K, *storage = bias + GROUP;
+  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K,
+        *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP;
     kr_panels panels;
@@ -118,12 +125,20 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
       bias[i] = bias_of(a, first + i);
     }
     KR_FN(kr_panels_pack)(&panels, storage, K, n, 0, weights, 1, K, bias);
-    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels, .A = a->A.data, .lda = a->A.stride[0], .M = a->M, .C = (float *)a->out.data + first, .ldc = a->out.stride[0], .n_store = n,
+    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
+                                             .A = a->A.data,
+                                             .lda = a->A.stride[0],
+                                             .M = a->M,
+                                             .C = (float *)a->out.data + first,
+                                             .ldc = a->out.stride[0],
+                                             .n_store = n,
                                              .epilogue = KR_GEMM_SET});
   }
 }
 
-uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) { return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float); }
+uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) {
+  return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
 
 int32_t KR_FN(kr_gemm_q4k)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;

@@ -4,7 +4,9 @@
 
 static void fill_words(kr_case *c, const krait_view *words, int64_t N, int64_t n_words) {
   for (int64_t n = 0; n < N; n++)
-    for (int64_t k = 0; k < n_words; k++) ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] = (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
+    for (int64_t k = 0; k < n_words; k++)
+      ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] =
+          (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
 }
 
 int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {

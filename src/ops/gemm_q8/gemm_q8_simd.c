@@ -1,5 +1,5 @@
-/* gemm_q8_simd.c: few rows: dot products block by block, each block's sum times its scale; bound by reading the bytes. Many rows: groups of outputs are
- * widened into float32, packed, and multiplied by gemm's own kernel. */
+/* gemm_q8_simd.c: few rows: dot products block by block, each block's sum times its scale; bound by reading the bytes.
+ * Many rows: groups of outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
 #include <string.h>
 
 #include "gemm/gemm_kernel.h"
@@ -15,7 +15,13 @@ enum { ROWS = 6 };
 #else
 enum { ROWS = 2 };
 #endif
-enum { OUTPUTS = 4, GROUP = 64, BLOCK = 32, FAR_BYTES = 16384, PART = 32 }; /* PART: blocks that are multiplied at once */
+enum {
+  OUTPUTS = 4,
+  GROUP = 64,
+  BLOCK = 32,
+  FAR_BYTES = 16384,
+  PART = 32
+}; /* PART: blocks that are multiplied at once */
 
 typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
   const int8_t *data;
@@ -25,11 +31,14 @@ typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
 } few_weights;
 
 /* sum[m * OUTPUTS + n] += A[m] . a block of output n. Of one row the block's sum is scaled, of more the weights are. */
-KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n, kr_v *sum) {
+KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n,
+                         kr_v *sum) {
   if (rows == 1) {
     kr_v part = kr_v_zero();
 #pragma GCC unroll 8
-    for (int k = 0; k < BLOCK; k += KR_VL) part = k ? kr_v_fma(kr_v_load(A + k), kr_v_load_i8(bytes + k), part) : kr_v_mul(kr_v_load(A + k), kr_v_load_i8(bytes + k));
+    for (int k = 0; k < BLOCK; k += KR_VL)
+      part = k ? kr_v_fma(kr_v_load(A + k), kr_v_load_i8(bytes + k), part)
+               : kr_v_mul(kr_v_load(A + k), kr_v_load_i8(bytes + k));
     sum[n] = kr_v_fma(part, scale, sum[n]);
     return;
   }
@@ -68,8 +77,10 @@ KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weigh
 }
 
 typedef void dots_fn(const float *A, int64_t lda, const few_weights *w, kr_v *sums);
-#define DOTS(rows) \
-  static void dots_##rows(const float *A, int64_t lda, const few_weights *w, kr_v *sums) { dots(rows, A, lda, w, sums); }
+#define DOTS(rows)                                                                         \
+  static void dots_##rows(const float *A, int64_t lda, const few_weights *w, kr_v *sums) { \
+    dots(rows, A, lda, w, sums);                                                           \
+  }
 DOTS(1) DOTS(2)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 DOTS(3) DOTS(4) DOTS(5) DOTS(6)
@@ -85,7 +96,8 @@ static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
     const int left = n_parts - part, rows = (M - m + left - 1) / left;
     w->fetch = 0;
     for (int n = part; n < OUTPUTS; n += n_parts) w->fetch |= 1u << n;
-    kernels[rows - 1]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w, sums + m * KR_VL);
+    kernels[rows - 1]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w,
+                      sums + m * KR_VL);
     m += rows;
   }
 }
@@ -105,13 +117,16 @@ static void add_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
 
 /* sums[m * KR_VL + n] of a vector of outputs from n0 on. */
 static void sum_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
-  const int64_t next = 4 * a->words.stride[0], far = OUTPUTS * next, ahead = far > 0 ? (FAR_BYTES + far - 1) / far * far : 0;
+  const int64_t next = 4 * a->words.stride[0], far = OUTPUTS * next,
+                ahead = far > 0 ? (FAR_BYTES + far - 1) / far * far : 0;
   for (int64_t s = 0; s < a->S; s += PART)
     for (int n = 0; n < lanes; n += OUTPUTS) {
       few_weights w = {.next = next, .n_blocks = a->S - s < PART ? a->S - s : PART, .ahead = ahead};
       const int whole = n + OUTPUTS <= lanes;
       w.data = (const int8_t *)a->words.data + (n0 + n) * next + s * BLOCK;
-      for (int i = 0; i < OUTPUTS; i++) kr_row_load(w.scales[i], a->scales.data, a->scales.dtype, kr_at2(&a->scales, n0 + (n + i < lanes ? n + i : lanes - 1), s), a->scales.stride[1], w.n_blocks);
+      for (int i = 0; i < OUTPUTS; i++)
+        kr_row_load(w.scales[i], a->scales.data, a->scales.dtype,
+                    kr_at2(&a->scales, n0 + (n + i < lanes ? n + i : lanes - 1), s), a->scales.stride[1], w.n_blocks);
       if (whole) add_rows(a, s, &w, sums + n);
       else add_last(a, s, &w, lanes - n, sums + n);
     }
@@ -125,7 +140,8 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
     const int64_t n = i * KR_VL;
     const int lanes = a->N - n < KR_VL ? (int)(a->N - n) : KR_VL;
     float bias[KR_VL] = {0};
-    for (int lane = 0; kr_has(&a->bias) && lane < lanes; lane++) bias[lane] = kr_scalar_load(a->bias.data, (n + lane) * a->bias.stride[0], a->bias.dtype);
+    for (int lane = 0; kr_has(&a->bias) && lane < lanes; lane++)
+      bias[lane] = kr_scalar_load(a->bias.data, (n + lane) * a->bias.stride[0], a->bias.dtype);
     for (int k = 0; k < a->M * KR_VL; k++) sums[k] = kr_v_zero();
     sum_outputs(a, n, lanes, sums);
     for (int64_t m = 0; m < a->M; m++) {
@@ -142,21 +158,27 @@ int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
 }
 
 /* A thread's memory: a group's weights as float32, its biases, and its panels. */
-static int64_t thread_floats(const krait_gemm_q8_args *a) { return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP, 0) + 31) / 16 * 16; }
+static int64_t thread_floats(const krait_gemm_q8_args *a) {
+  return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP, 0) + 31) / 16 * 16;
+}
 
 static void widen(const krait_gemm_q8_args *a, int64_t n, float *to) {
   const int8_t *w = (const int8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
   float scales[PART];
   for (int64_t s = 0; s < a->S; s++) {
-    if (s % PART == 0) kr_row_load(scales, a->scales.data, a->scales.dtype, kr_at2(&a->scales, n, s), a->scales.stride[1], a->S - s < PART ? a->S - s : PART);
+    if (s % PART == 0)
+      kr_row_load(scales, a->scales.data, a->scales.dtype, kr_at2(&a->scales, n, s), a->scales.stride[1],
+                  a->S - s < PART ? a->S - s : PART);
     const kr_v scale = kr_v_set1(scales[s % PART]);
-    for (int k = 0; k < BLOCK; k += KR_VL) kr_v_store(to + s * BLOCK + k, kr_v_mul(scale, kr_v_load_i8(w + s * BLOCK + k)));
+    for (int k = 0; k < BLOCK; k += KR_VL)
+      kr_v_store(to + s * BLOCK + k, kr_v_mul(scale, kr_v_load_i8(w + s * BLOCK + k)));
   }
 }
 
 static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q8_args *a = user;
-  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * BLOCK * a->S, *storage = bias + GROUP;
+  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * BLOCK * a->S,
+        *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP, K = BLOCK * a->S;
     kr_panels panels;
@@ -165,12 +187,20 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
       bias[i] = kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, first + i)) : 0;
     }
     KR_FN(kr_panels_pack)(&panels, storage, K, n, 0, weights, 1, K, bias);
-    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels, .A = a->A.data, .lda = a->A.stride[0], .M = a->M, .C = (float *)a->out.data + first, .ldc = a->out.stride[0], .n_store = n,
+    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
+                                             .A = a->A.data,
+                                             .lda = a->A.stride[0],
+                                             .M = a->M,
+                                             .C = (float *)a->out.data + first,
+                                             .ldc = a->out.stride[0],
+                                             .n_store = n,
                                              .epilogue = KR_GEMM_SET});
   }
 }
 
-uint64_t KR_FN(kr_gemm_q8_scratch)(const krait_ctx *ctx, const void *args) { return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float); }
+uint64_t KR_FN(kr_gemm_q8_scratch)(const krait_ctx *ctx, const void *args) {
+  return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
 
 int32_t KR_FN(kr_gemm_q8)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;

@@ -32,9 +32,11 @@ static void add_row(const krait_add_norm_args *a, int64_t r, const fwd_work *w) 
   }
 }
 
-static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r, int64_t M) {
+static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r,
+                      int64_t M) {
   if (!kr_has(out)) return;
-  for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->y + i, kr_v_fma(kr_v_load(w->v + i), kr_v_load(weight + i), kr_v_load(bias + i)));
+  for (int64_t i = 0; i < M; i += KR_VL)
+    kr_v_store(w->y + i, kr_v_fma(kr_v_load(w->v + i), kr_v_load(weight + i), kr_v_load(bias + i)));
   write_row(w->y, out, kr_at2(out, r, 0), out->stride[1], M);
 }
 
@@ -88,7 +90,8 @@ uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) 
 }
 
 /* Adds one output's share: w += d weight, dweight += d xhat, dbias += d. */
-static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d, float *w, float *dweight, float *dbias) {
+static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d,
+                        float *w, float *dweight, float *dbias) {
   if (!kr_has(dout)) return;
   read_row(d, dout, kr_at2(dout, r, 0), dout->stride[1], M);
   for (int64_t i = 0; i < M; i += KR_VL) {
@@ -142,7 +145,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
   const krait_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
   (void)worker;
-  for (int k = 0; k < 4; k++) write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);
+  for (int k = 0; k < 4; k++)
+    write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);
 }
 
 int32_t KR_FN(kr_add_norm_bwd)(const krait_ctx *ctx, const void *args) {

@@ -1,5 +1,6 @@
-/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one dimension; else tiles, so that
- * each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that float32 sums stay short. */
+/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one
+ * dimension; else tiles, so that each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that
+ * float32 sums stay short. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "vec_math.h"
@@ -17,8 +18,10 @@ typedef struct job {
 /* n floats, whole vectors; x and y may be NULL. */
 static void compute(const krait_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
   const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
-  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
-  const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU, exponential = a->activation == KRAIT_ACT_EXP;
+  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
+            slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
+  const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU,
+            exponential = a->activation == KRAIT_ACT_EXP;
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v v = x ? kr_v_load(x + i) : one, derivative = one;
     if (x && silu && slope) kr_v_silu_and_slope(v, &derivative);
@@ -44,18 +47,24 @@ static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
   _Alignas(64) float x[PIECE], y[PIECE];
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE, n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
+    int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE,
+            n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
     const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
-    if (kr_has(&a->x)) kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
-    if (kr_has(&a->y)) kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    if (kr_has(&a->x))
+      kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
+    if (kr_has(&a->y))
+      kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
     compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, (n + KR_VL - 1) / KR_VL * KR_VL);
-    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3], n);
+    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3],
+                 n);
   }
 }
 
 /* ---- float32 side by side, without an activation: no buffer ---- */
 
-static inline kr_v plain_load(const float *from, int lanes) { return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes); }
+static inline kr_v plain_load(const float *from, int lanes) {
+  return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes);
+}
 static inline void plain_store(float *to, kr_v v, int lanes) {
   if (lanes >= KR_VL) kr_v_store(to, v);
   else kr_v_storen(to, v, lanes);
@@ -63,7 +72,8 @@ static inline void plain_store(float *to, kr_v v, int lanes) {
 
 /* kind is a constant after inlining. */
 enum { COPY, SUM, PRODUCT };
-static inline __attribute__((always_inline)) void plain_row(const int kind, const float *x, const float *y, float *out, int64_t n, float x_scale, float y_scale) {
+static inline __attribute__((always_inline)) void plain_row(const int kind, const float *x, const float *y, float *out,
+                                                            int64_t n, float x_scale, float y_scale) {
   const kr_v by_x = kr_v_set1(x_scale), by_y = kr_v_set1(y_scale);
   for (int64_t i = 0; i < n; i += KR_VL) {
     const int lanes = n - i < KR_VL ? (int)(n - i) : KR_VL;
@@ -78,14 +88,16 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   const krait_pointwise_args *a = p->a;
   const int64_t n = p->w.n[3];
-  int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
+  int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2],
+          j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
   const float *const x = a->x.data, *const y = a->y.data;
   float *const out = a->out.data;
   const int kind = !kr_has(&a->y) ? COPY : a->call.flags & KRAIT_POINTWISE_PRODUCT ? PRODUCT : SUM;
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
     const int64_t left = n - first, some = left < PLAIN_PIECE ? left : PLAIN_PIECE;
-    const float *from = x + at_of(&p->w, KR_WALK_X, i, j, k, first), *other = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first);
+    const float *from = x + at_of(&p->w, KR_WALK_X, i, j, k, first),
+                *other = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first);
     float *to = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first);
     if (kind == COPY) plain_row(COPY, from, other, to, some, a->x_scale, 0);
     else if (kind == SUM) plain_row(SUM, from, other, to, some, a->x_scale, a->y_scale);
@@ -101,8 +113,10 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
 static int is_plain(const job *p) {
   const krait_pointwise_args *a = p->a;
   const int64_t *const s[] = {p->w.stride[KR_WALK_X], p->w.stride[KR_WALK_Y], p->w.stride[KR_WALK_OUT]};
-  return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE && !(a->call.flags & KRAIT_POINTWISE_SLOPE) &&
-         s[0][3] == 1 && s[2][3] == 1 && (!kr_has(&a->y) || s[1][3] == 1) && p->w.n[3] >= KR_VL;
+  return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 &&
+         (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE &&
+         !(a->call.flags & KRAIT_POINTWISE_SLOPE) && s[0][3] == 1 && s[2][3] == 1 && (!kr_has(&a->y) || s[1][3] == 1) &&
+         p->w.n[3] >= KR_VL;
 }
 
 static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
@@ -110,8 +124,11 @@ static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
   _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
   const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
   kr_plane planes[KR_WALK_VIEWS];
-  const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS), lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
-  for (int v = 0; v < KR_WALK_VIEWS; v++) planes[v] = (kr_plane){views[v]->data, views[v]->dtype, at_of(&p->w, v, i, j, k, n), p->w.stride[v][2], p->w.stride[v][3]};
+  const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS),
+            lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
+  for (int v = 0; v < KR_WALK_VIEWS; v++)
+    planes[v] =
+        (kr_plane){views[v]->data, views[v]->dtype, at_of(&p->w, v, i, j, k, n), p->w.stride[v][2], p->w.stride[v][3]};
   if (kr_has(&a->x)) kr_tile_load(x, KR_VL, &planes[KR_WALK_X], rows, lanes);
   if (kr_has(&a->y)) kr_tile_load(y, KR_VL, &planes[KR_WALK_Y], rows, lanes);
   compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, rows * KR_VL);

@@ -1,9 +1,9 @@
 /* ssd_hopper_bwd.cu: the SSD's gradient by warpgroups (sm_90a), chunk by chunk; states S before and their gradients M
- * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to
- * 64 or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group in
- * turn, copied two ahead by one thread:
- *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W B
- *     from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
+ * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to 64
+ * or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group
+ * in turn, copied two ahead by one thread:
+ *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W
+ *     B from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
  *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
  *   three warps beside the copying one: sums of dy x for dD, and <S, M>. */
