@@ -118,15 +118,14 @@ typedef struct krait_ctx krait_ctx;
 #define KRAIT_FALLBACK_DEFAULT 0 /* as KRAIT_FALLBACK in the environment says, else _WARN */
 #define KRAIT_FALLBACK_WARN 1    /* take the next row or device, say so once, count it */
 #define KRAIT_FALLBACK_NEVER 2   /* KRAIT_ERR_FALLBACK instead */
-#define KRAIT_FALLBACK_CPU                                                                                         \
-  3 /* where no row of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's \
-     * row, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included */
+/* _CPU: where no row of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's
+ * row, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included. */
+#define KRAIT_FALLBACK_CPU 3
 
 typedef struct krait_ctx_options {
   uint32_t size;      /* sizeof(krait_ctx_options) */
   int32_t device;     /* KRAIT_DEVICE_* */
-  uint64_t
-      caps_mask; /* capabilities that may be used; 0 means all (less what KRAIT_CAPS and KRAIT_TIER mask, if set) */
+  uint64_t caps_mask; /* capabilities to use; 0: all (less what KRAIT_CAPS and KRAIT_TIER mask, if set) */
   int32_t n_threads;  /* 0: every core that this process may use */
   int32_t fallback;   /* KRAIT_FALLBACK_* */
 } krait_ctx_options;

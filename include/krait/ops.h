@@ -272,8 +272,7 @@ typedef struct krait_ssd_args {
   krait_view dt_bias;          /* (H) any float type or absent */
   krait_view initial_states;   /* (B,H,P,N) any float type or absent */
   krait_view seq_idx;          /* (B,L) int32 or absent */
-  krait_view
-      cu_seqlens; /* (S+1) int32, from 0 to L, not decreasing; only with varlen_states and B == 1, not in reverse */
+  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, rising; only with varlen_states, B == 1, not in reverse */
   krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
   krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */
   krait_view final_states;     /* (B,H,P,N) float32 or absent: after the last token of the direction */
@@ -345,8 +344,8 @@ KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const k
  * words first. */
 #define KRAIT_ATTENTION_CAUSAL 1u
 #define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right count */
-#define KRAIT_ATTENTION_ANY_ORDER \
-  4u /* the gradient may add in any order: not bitwise equal over repeats, faster on some GPUs */
+/* The gradient may add in any order: not bitwise equal over repeats, faster on some GPUs. */
+#define KRAIT_ATTENTION_ANY_ORDER 4u
 
 typedef struct krait_attention_args {
   krait_call call;
@@ -414,8 +413,7 @@ typedef struct krait_rotary_args {
   int64_t B, L, H, D, R, T; /* 2R <= D */
   krait_view x;             /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
   krait_view cos, sin;      /* (T,R) any float type */
-  krait_view
-      offsets; /* (B) int32 or absent: 0; positions must be below T (refused on the CPU; on a GPU taken for T - 1) */
+  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: taken for T - 1) */
   krait_view cu_seqlens;    /* (B+1) int32, from 0 to L, or absent */
   krait_view out;           /* like x; may be x itself */
 } krait_rotary_args;
@@ -517,8 +515,10 @@ KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const
  * (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as it lies; dW
  * (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. P products at once: every tensor but bias and bias2
  * then has P as one dimension more, the last. */
-#define KRAIT_GEMM_TF32 \
-  1u /* float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it */
+
+/* Float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it. */
+#define KRAIT_GEMM_TF32 1u
+
 typedef struct krait_gemm_args {
   krait_call call;
   int64_t M, N, K;

@@ -27,8 +27,7 @@ typedef struct kr_data_config {
   const char *speech, *speech_dir; /* clean speech: the target */
   const char *noisy, *noisy_dir;   /* the same recordings with real noise, or by a throat microphone, paired by name:
                                       nothing is mixed in then, unless   noise_proportion says so */
-  int32_t
-      own_levels; /* 1: the two sides of such a pair are levelled each for itself (throat microphones), 0: together */
+  int32_t own_levels; /* 1: such a pair's sides are levelled each for itself (throat microphones), 0: together */
   const char *noise, *noise_dir;
   const char *rir, *rir_dir;       /* room impulse responses */
 
@@ -51,8 +50,7 @@ typedef struct kr_data_config {
   int32_t most_noises;             /* up to so many noises at once, each its own file; 1 */
   double babble_proportion;        /* noise made of 3 to 8 other voices of the speech instead of recorded noise */
   double colour_proportion;        /* steady noise of a random colour instead of recorded noise */
-  double
-      curve_proportion; /* recorded noise, and apart from it speech on both sides, through a random smooth equaliser */
+  double curve_proportion; /* noise, and apart from it speech on both sides, through a random smooth equaliser */
   double gain_proportion;          /* slow swells of the noise, up to +-6 dB */
   double speed_proportion;         /* speech faster or slower by up to 10 % */
   double band_proportion;          /* both through a low-pass at 3.4 to 7.5 kHz */
