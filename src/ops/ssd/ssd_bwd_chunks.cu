@@ -309,7 +309,7 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
       if (writes && left == 1) to[8 * j] = (uint16_t)dx;
     }
     inputs = add_row(inputs), from_after = add_row(from_after);
-    if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = d * from_after;
+    if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = given_size(s, row) * from_after;
   }
   float t[N / 16][4];
 #pragma unroll

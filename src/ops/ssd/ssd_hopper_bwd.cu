@@ -408,8 +408,10 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     scale_factor(w, into[0] * size[0], into[1] * size[1]);
     start_sum<N>(M, w, dB, 1);
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-      given[r] = size[r] * add_row(given[r]), after[r] = size[r] * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+    for (int r = 0; r < 2; r++) {
+      const float passed = given_size(steps, me.row + 8 * r);
+      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+    }
     if (me.q == 0) {
       token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
 #pragma unroll
