@@ -59,15 +59,25 @@ with tempfile.TemporaryDirectory() as base:
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
 
-    # a weight that is no number: step and tensor are named
-    raw = bytearray((base / "whole" / "best.safetensors").read_bytes())
-    length = struct.unpack("<Q", raw[:8])[0]
-    begin = json.loads(raw[8:8 + length])["phase_decoder.phase_conv_r.bias"]["data_offsets"][0] + 8 + length
-    raw[begin:begin + 4] = struct.pack("<f", float("nan"))
-    (base / "nan.safetensors").write_bytes(raw)
+    # a weight that is no number: step, tensor and the checkpoint that is there are named
+    def spoil(path, name, to):
+        raw = bytearray(path.read_bytes())
+        length = struct.unpack("<Q", raw[:8])[0]
+        begin = json.loads(raw[8:8 + length])[name]["data_offsets"][0] + 8 + length
+        raw[begin:begin + 4] = struct.pack("<f", float("nan"))
+        to.write_bytes(raw)
+
+    spoil(base / "whole" / "best.safetensors", "phase_decoder.phase_conv_r.bias", base / "nan.safetensors")
     done = krait(*train(base / "nan", config, "--weights", base / "nan.safetensors"))
     text = done.stderr.decode()
     check(done.returncode == 1 and "step 1" in text and "no number" in text and "phase_decoder.phase_conv_r.bias" in text, f"a NaN stops the run: {text}")
+    check("checkpoint" not in text, f"there is no checkpoint yet: {text}")
+    steps = lines[-1]["step"]
+    (base / "late").mkdir()
+    spoil(base / "whole" / "checkpoint.safetensors", "model.phase_decoder.phase_conv_r.bias", base / "late" / "checkpoint.safetensors")
+    done = krait(*train(base / "late", config, "--resume", "--steps", steps + 1))
+    text = done.stderr.decode()
+    check(done.returncode == 1 and f"step {steps + 1}: " in text and f"late/checkpoint.safetensors, has step {steps}" in text, f"the last checkpoint is named: {text}")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
