@@ -271,6 +271,12 @@ static int32_t tell(run *r, const kr_step *step, const krait_train_report *repor
   return KRAIT_OK;
 }
 
+static int32_t tell_progress(const run *r, int64_t all) {
+  return r->options->progress && r->options->progress(r->options->user, r->state.step, all)
+             ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request")
+             : KRAIT_OK;
+}
+
 static int32_t run_steps(run *r) {
   const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
   int64_t prints = 10;
@@ -287,6 +293,7 @@ static int32_t run_steps(run *r) {
     KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
+    if (is_first(r)) KR_TRY(tell_progress(r, all));
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate))
       continue; /* a checkpoint has no half of a step */

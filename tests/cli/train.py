@@ -1,5 +1,6 @@
 """krait train on the bundled recording: losses fall, a killed run goes on with the same bits, best.safetensors enhances, bad input is one line."""
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -46,6 +47,18 @@ with tempfile.TemporaryDirectory() as base:
     out = base / "out.wav"
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
+
+    # a terminal sees how far it is, and at the end nothing of that
+    master, slave = os.openpty()
+    process = subprocess.Popen([KRAIT, *map(str, train(base / "seen", config, "--threads", "2", "--steps", "2"))], stdout=subprocess.DEVNULL, stderr=slave)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(master, 4096)
+        except OSError:  # the other side is closed
+            break
+    check(process.wait() == 0 and b"50 %" in seen and b" left" in seen and seen.rstrip().endswith(b"\x1b[K"), f"a progress bar: {seen}")
 
     # killed after some lines, and resumed with another number of threads: the same bits
     process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
