@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import struct
@@ -91,6 +92,16 @@ with tempfile.TemporaryDirectory() as base:
     done = krait(*train(base / "late", config, "--resume", "--steps", steps + 1))
     text = done.stderr.decode()
     check(done.returncode == 1 and f"step {steps + 1}: " in text and f"late/checkpoint.safetensors, has step {steps}" in text, f"the last checkpoint is named: {text}")
+
+    # a disk that is full while a checkpoint is written: one line, and the checkpoint before it is as it was, and goes on
+    full = base / "full"
+    check(krait(*train(full, config, "--steps", "2")).returncode == 0, "two steps")
+    before = (full / "checkpoint.safetensors").read_bytes()
+    for limit in (8192, len(before) // 2, len(before) - 1):
+        done = krait(*train(full, config, "--resume", "--steps", "3"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        check(done.returncode == 1 and done.stderr.decode().splitlines()[-1].endswith("checkpoint.safetensors, has step 2"), f"a full disk: {done}")
+        check((full / "checkpoint.safetensors").read_bytes() == before and not [p for p in full.iterdir() if p.suffix not in (".safetensors", ".jsonl")], f"{limit} bytes of a checkpoint leave the one before: {list(full.iterdir())}")
+    check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it goes on")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
