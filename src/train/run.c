@@ -471,10 +471,11 @@ static int32_t end_run(run *r, int32_t status) {
   char why[600], path[4096];
   if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
   if (status >= 0) return status;
+  const int is_blamed = kr_ranks_blame(r->ranks); /* the sentence is the other's now */
   if (!is_first(r) || !r->begun_ns) return kr_ranks_end(r->ranks, status);
+  const int is_other = is_blamed && r->state.step > r->begun_step;
   snprintf(why, sizeof why, "%s", krait_error_detail());
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  const int is_other = kr_ranks_blame(r->ranks) && r->state.step > r->begun_step;
   if (is_other) (void)save(r, 0);
   const int64_t at = r->state.step + 1;
   if (r->saved_step && is_other)
