@@ -202,11 +202,12 @@ int cmd_bench(int argc, char **argv) {
                 "(default: 1, 21 and 121; on a CPU 1); of videomamba: of the clip (default: 8); of clip: pictures "
                 "(default: 16)"),
       CLI_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      CLI_TEXT("sizes", 0, "MODEL", &s.sizes,
-               "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
-               "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both); of videomamba: t16, s16 or m16 "
-               "(default: m16); of clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 "
-               "(default: base-patch16)"),
+      CLI_TEXT(
+          "sizes", 0, "MODEL", &s.sizes,
+          "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
+          "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both); of videomamba: "
+          "t16, s16 or m16 (default: m16); of clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 "
+          "(default: base-patch16)"),
       CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
       CLI_SWITCH("narrow-states", 0, &s.narrow_states,
@@ -218,8 +219,8 @@ int cmd_bench(int argc, char **argv) {
                "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named "
                "by its end: causal, tf32"),
       CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
-               "of an operator, or of the weights of generate, describe, seedvr, videomamba and clip: float32, float16 or bfloat16 "
-               "(default: float32); of generate also q8_0 and q4_k"),
+               "of an operator, or of the weights of generate, describe, seedvr, videomamba and clip: float32, "
+               "float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
       CLI_TEXT(
           "rows", 0, "ROW", &s.rows,
           "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),

@@ -23,14 +23,15 @@ static int print_json(const krait_ctx *ctx, const result *r, int32_t dtype) {
   const krait_tower_timing *t = &r->t;
   return cli_print_json(
       "bench",
-      json_pack("{s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "model", r->name,
-                "dtype", krait_dtype_name(dtype), "frames", (json_int_t)r->n, "tokens", (json_int_t)t->n_tokens,
-                "threads", krait_ctx_n_threads(ctx), "runs", t->n_runs, "open_s", cli_json_real(t->open_s), "median_s",
-                cli_json_real(t->run_s), "best_s", cli_json_real(t->best_s), "flops", cli_json_real(t->flops), "bytes",
-                cli_json_real(t->bytes), "product_flops_per_s", cli_json_real(t->product_flops_per_s), "cpu_s",
-                cli_json_real(t->cpu_s), "product_flops_per_cpu_s", cli_json_real(t->product_flops_per_cpu_s), "flops_per_s",
-                cli_json_real(r->limits.flops_per_s), "copy_bytes_per_s", cli_json_real(r->limits.copy_bytes_per_s),
-                "weight_bytes", (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes),
+      json_pack("{s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "model",
+                r->name, "dtype", krait_dtype_name(dtype), "frames", (json_int_t)r->n, "tokens",
+                (json_int_t)t->n_tokens, "threads", krait_ctx_n_threads(ctx), "runs", t->n_runs, "open_s",
+                cli_json_real(t->open_s), "median_s", cli_json_real(t->run_s), "best_s", cli_json_real(t->best_s),
+                "flops", cli_json_real(t->flops), "bytes", cli_json_real(t->bytes), "product_flops_per_s",
+                cli_json_real(t->product_flops_per_s), "cpu_s", cli_json_real(t->cpu_s), "product_flops_per_cpu_s",
+                cli_json_real(t->product_flops_per_cpu_s), "flops_per_s", cli_json_real(r->limits.flops_per_s),
+                "copy_bytes_per_s", cli_json_real(r->limits.copy_bytes_per_s), "weight_bytes",
+                (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes),
       JSON_INDENT(2));
 }
 
@@ -75,7 +76,9 @@ int cli_bench_tower_run(const cli_run *run, const cli_bench_tower *b) {
   int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = measure(ctx, b, &r);
-  exit_status = status < 0 ? cli_report("bench", status) + 1 : b->as_json ? print_json(ctx, &r, b->dtype) : print_text(b, &r);
+  exit_status = status < 0   ? cli_report("bench", status) + 1
+                : b->as_json ? print_json(ctx, &r, b->dtype)
+                             : print_text(b, &r);
   krait_ctx_close(&ctx);
   return exit_status;
 }

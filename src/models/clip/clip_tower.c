@@ -11,7 +11,8 @@ static int32_t take(kr_placer *p, void *user) {
 
 int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64_t n, kr_clip_tower *t) {
   const int64_t n_patches = c->edge * c->edge;
-  *t = (kr_clip_tower){.placer = *from, .c = *c, .w.layers = kr_alloc_array((size_t)c->n_layers + 1, sizeof *t->w.layers)};
+  *t = (kr_clip_tower){
+      .placer = *from, .c = *c, .w.layers = kr_alloc_array((size_t)c->n_layers + 1, sizeof *t->w.layers)};
   KR_CHECK(t->w.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)c->n_layers);
   KR_TRY(kr_placer_run(&t->placer, take, t));
   KR_TRY(kr_graph_open(&t->g));
