@@ -23,8 +23,8 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-/* Whether a row that took the addresses which the node has would be chosen for the new ones (ADD_OP.md: rows look at the
- * alignment to 16 bytes, and at which are the same). */
+/* Whether the row that took the node's addresses would be chosen for the new ones: rows look at the alignment to 16
+ * bytes, and at which are the same. */
 static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   const kr_node *node = KR_NODE(r->graph, n);
   if (!r->rows[n]) return 0;

@@ -8,6 +8,9 @@
 #include "primeknet_session.h"
 #include "status.h"
 
+/* Of a chunk, at most: products pack their weights anew for each, and a chunk stays in the cache. */
+enum { MOST_FRAMES = 136 };
+
 static krait_view layout(int64_t a, int64_t b, int64_t c) {
   return (krait_view){.stride = {a, b, c}, .dtype = KRAIT_F32};
 }
@@ -29,7 +32,7 @@ static void product(kr_graph *g, const char *name, kr_tensor x, kr_tensor W, kr_
                                    .out = kr_graph_view(g, out)});
 }
 
-/* What the weights are called in the table, and how they lie in pk_mamba. */
+/* As they lie in pk_mamba: inputs before outputs. */
 static void record_weights(kr_graph *g, const kr_pk_config *c, pk_mamba_chunk *l) {
   const int64_t C = c->C, E = c->d_inner, N = c->d_state, R = c->dt_rank;
   l->in_w = weight(g, "in_w", KR_DIMS(C, 2 * E)), l->in_b = weight(g, "in_b", KR_DIMS(2 * E));
@@ -84,22 +87,18 @@ static void record(kr_graph *g, const kr_primeknet *m, int64_t n, pk_mamba_chunk
   product(g, "out", h, l->out_w, l->out_b, l->y, l->out);
 }
 
-/* For chunks of n frames; the smaller graph's runs have the memory of the larger one's. */
+/* For chunks of n frames. */
 static int32_t open_layer(kr_pk_session *s, int64_t n, int which) {
   pk_mamba_chunk *l = &s->layer[which];
   KR_TRY(kr_graph_open(&l->graph));
   record(l->graph, s->model, n, l);
   KR_TRY(kr_graph_plan(l->graph, s->alone, 0));
-  for (int i = 0; i < s->n_threads; i++) {
-    kr_runner **runner = &s->scratch[i].layer[which], *first = s->scratch[i].layer[0];
-    KR_TRY(which && first ? kr_runner_open_in(l->graph, kr_runner_memory(first), kr_graph_bytes(s->layer[0].graph), runner)
-                          : kr_runner_open(l->graph, runner));
-  }
+  for (int i = 0; i < s->n_threads; i++) KR_TRY(kr_runner_open(l->graph, &s->scratch[i].layer[which]));
   return KRAIT_OK;
 }
 
 void pk_mamba_close(kr_pk_session *s) {
-  for (int which = 1; which >= 0; which--) {
+  for (int which = 0; which < 2; which++) {
     for (int i = 0; i < s->n_threads && s->scratch; i++) kr_runner_close(&s->scratch[i].layer[which]);
     kr_graph_close(&s->layer[which].graph);
   }
@@ -108,17 +107,19 @@ void pk_mamba_close(kr_pk_session *s) {
 int32_t pk_mamba_prepare(kr_pk_session *s) {
   pk_mamba_close(s);
   if (s->model->config.stage != KR_PK_MAMBA) return KRAIT_OK;
-  if (s->T >= KR_PK_CHUNK) KR_TRY(open_layer(s, KR_PK_CHUNK, 0));
-  return s->T % KR_PK_CHUNK ? open_layer(s, s->T % KR_PK_CHUNK, 1) : KRAIT_OK;
+  const int64_t n_chunks = (s->T + MOST_FRAMES - 1) / MOST_FRAMES;
+  s->chunk = (s->T + n_chunks - 1) / n_chunks;
+  KR_TRY(open_layer(s, s->chunk, 0));
+  return s->T % s->chunk ? open_layer(s, s->T % s->chunk, 1) : KRAIT_OK;
 }
 
 static int32_t bind_weights(const pk_mamba_chunk *l, const pk_mamba *net, kr_runner *r) {
   const struct {
     kr_tensor t;
     const float *data;
-  } all[] = {{l->in_w, net->in.data},     {l->in_b, net->in.bias},       {l->conv_w, net->conv_w}, {l->conv_b, net->conv_b},
-             {l->x_w, net->x_proj.data},  {l->dt_w, net->dt_proj.data},  {l->dt_b, net->dt_bias},  {l->A, net->A},
-             {l->D, net->D},              {l->out_w, net->out.data},     {l->out_b, net->out.bias}};
+  } all[] = {{l->in_w, net->in.data},     {l->in_b, net->in.bias},   {l->conv_w, net->conv_w}, {l->conv_b, net->conv_b},
+             {l->x_w, net->x_proj.data},  {l->dt_b, net->dt_bias},   {l->A, net->A},           {l->D, net->D},
+             {l->dt_w, net->dt_proj.data}, {l->out_w, net->out.data}, {l->out_b, net->out.bias}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) KR_TRY(kr_runner_bind(r, all[i].t, (void *)all[i].data));
   return KRAIT_OK;
 }
@@ -141,8 +142,8 @@ int32_t pk_mamba_run(const kr_pk_session *s, const pk_mamba *net, pk_scratch *w,
   for (int which = 0; which < 2; which++)
     if (w->layer[which]) KR_TRY(bind_weights(&s->layer[which], net, w->layer[which]));
   int from = 0;
-  for (int64_t t = 0; t < s->T; t += KR_PK_CHUNK, from = 1 - from) {
-    const int which = s->T - t < KR_PK_CHUNK;
+  for (int64_t t = 0; t < s->T; t += s->chunk, from = 1 - from) {
+    const int which = s->T - t < s->chunk;
     KR_TRY(run_chunk(&s->layer[which], w, w->layer[which], y + t * m->Cp, from));
   }
   return KRAIT_OK;

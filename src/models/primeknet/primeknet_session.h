@@ -64,7 +64,8 @@ struct kr_pk_session {
   float *first_scale, *first_shift; /* (Cp) the norm of the encoder's x1 */
   float *lift[3];          /* (Cp) the encoder's first layer with its norm folded in */
   krait_ctx *alone;        /* the model's context with one thread: what a thread's graphs are planned for */
-  pk_mamba_chunk layer[2];       /* of whole chunks, and of what is left */
+  int64_t chunk;           /* frames that a Mamba layer takes at once */
+  pk_mamba_chunk layer[2]; /* of whole chunks, and of what is left */
 };
 
 /* Lays the memory out for windows of T frames (primeknet_memory.c). */
