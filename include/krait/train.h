@@ -43,6 +43,8 @@ typedef struct krait_train_options {
   void *user;
   const char *plot_path;          /* a PNG of the losses, drawn anew at the end of every epoch; may be NULL */
   const krait_train_place *place; /* NULL: alone */
+  int32_t (*progress)(void *user, int64_t done, int64_t total); /* after every step, rank 0's alone; not 0: stop with
+                                                                   KRAIT_ERR_CANCELLED; may be NULL */
 } krait_train_options;
 
 /* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does

@@ -60,6 +60,8 @@ static kr_tensor convolve(const inner *i) {
                                             .x = view(i, x),
                                             .weight = view(i, i->b->conv_weight),
                                             .bias = view(i, i->b->conv_bias),
+                                            .initial_states = view(i, i->b->conv_states),
+                                            .final_states = view(i, i->b->conv_states_out),
                                             .out = view(i, as_channels(i, u))});
   return u;
 }
@@ -103,6 +105,8 @@ static void scan(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_t
                                              .Dvec = view(i, b->Dvec),
                                              .z = view(i, kr_graph_slice(i->g, b->xz, 1, i->D, i->D)),
                                              .delta_bias = view(i, b->delta_bias),
+                                             .initial_state = view(i, b->scan_state),
+                                             .last_state = view(i, b->scan_state_out),
                                              .out = view(i, out)});
 }
 

@@ -115,7 +115,8 @@ void *kr_runner_memory(
 /* In the caller's memory of kr_graph_bytes, aligned to 256; the graph must have no states. */
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner);
 void kr_runner_close(kr_runner **runner);
-/* Address of an input, output or weight; kept until another is bound. */
+/* Address of an input, output or weight; kept until another is bound. Between two runs on a CPU another one of the same
+ * alignment costs little more than nothing. */
 int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data);
 /* On a CPU it is done when it returns; on a GPU it is enqueued. From the second run with the same addresses on, a GPU
  * runs it as one graph of its own, unless the stream records one itself. */

@@ -23,10 +23,28 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-static void set_views(kr_runner *r, size_t n) {
+/* Whether the row that took the node's addresses would be chosen for the new ones: rows look at the alignment to 16
+ * bytes, and at which are the same. */
+static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   const kr_node *node = KR_NODE(r->graph, n);
-  for (int32_t i = 0; i < node->n_uses; i++)
-    kr_view_in(r->args[n], node->uses[i].offset)->data = kr_runner_at(r, node->uses[i].tensor);
+  if (!r->rows[n]) return 0;
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const void *then = kr_view_in(r->args[n], node->uses[i].offset)->data;
+    if (((uintptr_t)then ^ (uintptr_t)now[i]) % 16) return 0;
+    for (int32_t k = 0; k < i; k++)
+      if ((kr_view_in(r->args[n], node->uses[k].offset)->data == then) != (now[k] == now[i])) return 0;
+  }
+  return 1;
+}
+
+/* Returns whether the node's row has to be chosen (again). */
+static int set_views(kr_runner *r, size_t n) {
+  const kr_node *node = KR_NODE(r->graph, n);
+  void *now[KR_MOST_VIEWS];
+  for (int32_t i = 0; i < node->n_uses; i++) now[i] = kr_runner_at(r, node->uses[i].tensor);
+  const int alike = is_alike(r, n, now);
+  for (int32_t i = 0; i < node->n_uses; i++) kr_view_in(r->args[n], node->uses[i].offset)->data = now[i];
+  return !alike;
 }
 
 /* An address may lie less even than the plan took it to: rows are chosen again, and may need more scratch, which is
@@ -92,8 +110,7 @@ static int32_t settle(kr_runner *r) {
           kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes,
           KRAIT_ERR_ARGUMENT, "graph: node %s: nothing is bound to %s", node->name,
           kr_graph_name(g, node->uses[i].tensor));
-    set_views(r, n);
-    KR_TRY(fit_row(r, n));
+    if (set_views(r, n)) KR_TRY(fit_row(r, n));
   }
   KR_TRY(get_extra(r));
   r->settled = 1;

@@ -39,7 +39,7 @@ typedef struct run {
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
   float *noisy, *clean, *com_in, *mag, *pha, *com, *valid_noisy;
-  int64_t begun_ns, begun_step;
+  int64_t begun_ns, begun_step, saved_step; /* saved_step: what the folder's checkpoint has; 0: there is none */
 } run;
 
 static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* it alone writes and reports */
@@ -197,7 +197,9 @@ static int32_t save(run *r, int is_best) {
     KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
   }
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  return kr_checkpoint_write(path, r->trainer, &r->state, &r->text);
+  KR_TRY(kr_checkpoint_write(path, r->trainer, &r->state, &r->text));
+  r->saved_step = r->state.step;
+  return KRAIT_OK;
 }
 
 static int32_t validate(run *r, double *mean) {
@@ -269,12 +271,18 @@ static int32_t tell(run *r, const kr_step *step, const krait_train_report *repor
   return KRAIT_OK;
 }
 
+static int32_t tell_progress(const run *r, int64_t all) {
+  return r->options->progress && r->options->progress(r->options->user, r->state.step, all)
+             ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request")
+             : KRAIT_OK;
+}
+
 static int32_t run_steps(run *r) {
   const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
   int64_t prints = 10;
   KR_TRY(kr_recipe_int(r->recipe, "num_prints", 10, 1, 1000000, &prints));
   const int64_t interval = r->n_steps > prints ? r->n_steps / prints : 1;
-  r->begun_ns = kr_clock_ns(), r->begun_step = r->state.step;
+  r->begun_ns = kr_clock_ns(), r->begun_step = r->saved_step = r->state.step;
   KR_TRY(kr_data_begin(r->data, r->state.step));
   while (r->state.step < all) {
     kr_batch batch;
@@ -285,6 +293,7 @@ static int32_t run_steps(run *r) {
     KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
+    if (is_first(r)) KR_TRY(tell_progress(r, all));
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate))
       continue; /* a checkpoint has no half of a step */
@@ -418,19 +427,23 @@ static void close_run(run *r) {
   kr_ranks_close(&r->ranks);
 }
 
-/* Where another rank is the cause, the first keeps what all have reached. */
+/* The error's line also says where to go on: where another rank is the cause, the first keeps what all have reached. */
 static int32_t end_run(run *r, int32_t status) {
   char why[600], path[4096];
   if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
   if (status >= 0) return status;
-  if (kr_ranks_blame(r->ranks) && is_first(r) && r->begun_ns && r->state.step > r->begun_step) {
-    snprintf(why, sizeof why, "%s", krait_error_detail());
-    path_in(r, "checkpoint.safetensors", path, sizeof path);
-    if (save(r, 0) >= 0)
-      status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)r->state.step + 1,
-                       why, path, (long long)r->state.step);
-    else status = kr_fail(status, "step %lld: %s", (long long)r->state.step + 1, why);
-  }
+  if (!is_first(r) || !r->begun_ns) return kr_ranks_end(r->ranks, status);
+  snprintf(why, sizeof why, "%s", krait_error_detail());
+  path_in(r, "checkpoint.safetensors", path, sizeof path);
+  const int is_other = kr_ranks_blame(r->ranks) && r->state.step > r->begun_step;
+  if (is_other) (void)save(r, 0);
+  const int64_t at = r->state.step + 1;
+  if (r->saved_step && is_other)
+    status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)at, why, path,
+                     (long long)r->saved_step);
+  else if (r->saved_step)
+    status = kr_fail(status, "%s; the last checkpoint, %s, has step %lld", why, path, (long long)r->saved_step);
+  else if (is_other) status = kr_fail(status, "step %lld: %s", (long long)at, why);
   return kr_ranks_end(r->ranks, status);
 }
 

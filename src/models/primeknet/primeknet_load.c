@@ -298,14 +298,18 @@ static const float *negated_exponentials(loader *l, const float *A_log, int64_t 
   return A;
 }
 
+static kr_panels mamba_map(loader *l, pk_linear map, int64_t group_N) {
+  return l->builder.layers == &kr_layers_device ? pk_pack(&l->builder, map, 0, group_N, 0) : pk_plain(&l->builder, map);
+}
+
 static int32_t pack_mamba(loader *l, const raw_mamba *raw, pk_linear *in, pk_linear *last, pk_mamba *out) {
   const kr_pk_config *c = l->config;
   const int64_t H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state;
   pk_builder *b = &l->builder;
-  out->in = pk_pack(b, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), 0, E, 0);
-  out->x_proj = pk_pack(b, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), 0, R + 2 * N, 0);
-  out->dt_proj = pk_pack(b, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), 0, E, 0);
-  out->out = pk_pack(b, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), 0, c->C, 0);
+  out->in = mamba_map(l, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), E);
+  out->x_proj = mamba_map(l, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), R + 2 * N);
+  out->dt_proj = mamba_map(l, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), E);
+  out->out = mamba_map(l, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), c->C);
   out->conv_w = pk_padded_copy(b, raw->conv_w, E * c->d_conv);
   out->conv_b = padded(l, raw->conv_b, E);
   out->dt_bias = padded(l, raw->dt_b, E);

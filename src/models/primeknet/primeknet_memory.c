@@ -28,15 +28,10 @@ static void place_time(layout *l, const kr_pk_session *s, pk_scratch *w) {
   w->g = place(l, largest(s->group * s->T, c->F2) * m->Cp);
   w->normed = place(l, largest(chunk * s->group, c->F2) * m->Cp);
   if (c->stage == KR_PK_MAMBA) {
-    w->xz = place(l, chunk * 2 * m->Ep);
-    w->xc = place(l, chunk * m->Ep);
-    w->delta = place(l, chunk * m->Ep);
-    w->dbl = place(l, chunk * m->Xp);
     for (int i = 0; i < 2; i++) {
-      w->conv_state[i] = place(l, c->d_conv * m->Ep);
+      w->conv_state[i] = place(l, c->d_conv * c->d_inner);
       w->scan_state[i] = place(l, c->d_inner * c->d_state);
     }
-    w->op_scratch = place(l, (int64_t)(s->op_scratch_bytes + 3) / 4);
   } else {
     const int64_t gates = (c->stage == KR_PK_GRU ? 3 : 4) * m->Hp;
     w->gates_x = place(l, chunk * s->group * gates);
@@ -139,7 +134,9 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
     memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
   }
-  return KRAIT_OK;
+  const int32_t status = pk_mamba_prepare(s);
+  if (status < 0) s->T = 0;
+  return status;
 }
 
 int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
@@ -153,9 +150,11 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
   }
   s->n_threads = kr_pool_size(model->ctx->pool);
   s->group = model->config.stage == KR_PK_MAMBA ? 1 : model->layers->mr;
-  s->scratch = kr_alloc_array((size_t)s->n_threads, sizeof *s->scratch);
+  s->scratch = kr_zalloc((size_t)s->n_threads * sizeof *s->scratch);
   int32_t status = s->scratch ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  if (status >= 0 && model->config.stage == KR_PK_MAMBA) status = pk_scan_scratch_bytes(model, &s->op_scratch_bytes);
+  const krait_ctx_options one = {
+      .size = sizeof one, .device = KRAIT_DEVICE_CPU, .caps_mask = model->ctx->caps, .n_threads = 1};
+  if (status >= 0 && model->config.stage == KR_PK_MAMBA) status = krait_ctx_open(&one, &s->alone);
   if (status < 0) kr_pk_session_close(session);
   return status;
 }
@@ -163,6 +162,8 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
 void kr_pk_session_close(kr_pk_session **session) {
   if (!*session) return;
   pk_device_session_close(&(*session)->device);
+  pk_mamba_close(*session);
+  krait_ctx_close(&(*session)->alone);
   kr_free((*session)->memory);
   kr_free((*session)->scratch);
   kr_free(*session);

@@ -25,7 +25,7 @@ typedef struct pk_attention { /* channel attention block */
   int64_t k;
 } pk_attention;
 
-typedef struct pk_mamba {
+typedef struct pk_mamba {        /* its matrices are packed for devices only, see pk_plain */
   kr_panels in;                  /* C -> x and z: columns 0..E-1 and Ep..Ep+E-1 */
   const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
   kr_panels x_proj;              /* E -> R + 2N */

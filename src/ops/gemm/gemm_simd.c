@@ -236,20 +236,22 @@ typedef struct way {
   int64_t next_from, next_to;
 } way;
 
-/* Sums over K. rows is a constant after inlining. */
-static inline __attribute__((always_inline)) void sum_rows(const int rows, const float *A, int64_t lda, const float *B,
-                                                           int64_t K, const way *w) {
+/* Sums over K. rows and vectors are constants after inlining; of one vector, the other's sums are 0. */
+static inline __attribute__((always_inline)) void sum_rows(const int rows, const int vectors, const float *A,
+                                                           int64_t lda, const float *B, int64_t K, const way *w) {
   kr_v sum[2 * MR];
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++)
-    sum[2 * m] = kr_v_load(w->from + m * w->next_from), sum[2 * m + 1] = kr_v_load(w->from + m * w->next_from + KR_VL);
+  for (int m = 0; m < rows; m++) {
+    sum[2 * m] = kr_v_load(w->from + m * w->next_from);
+    sum[2 * m + 1] = vectors > 1 ? kr_v_load(w->from + m * w->next_from + KR_VL) : kr_v_zero();
+  }
   for (int64_t k = 0; k < K; k++, B += NR) {
-    const kr_v b0 = kr_v_load(B), b1 = kr_v_load(B + KR_VL);
+    const kr_v b0 = kr_v_load(B), b1 = vectors > 1 ? kr_v_load(B + KR_VL) : kr_v_zero();
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++) {
       const kr_v a = kr_v_set1(A[m * lda + k]);
       sum[2 * m] = kr_v_fma(a, b0, sum[2 * m]);
-      sum[2 * m + 1] = kr_v_fma(a, b1, sum[2 * m + 1]);
+      if (vectors > 1) sum[2 * m + 1] = kr_v_fma(a, b1, sum[2 * m + 1]);
     }
   }
 #pragma GCC unroll 16
@@ -257,9 +259,13 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     kr_v_store(w->to + m * w->next_to, sum[2 * m]), kr_v_store(w->to + m * w->next_to + KR_VL, sum[2 * m + 1]);
 }
 
-static void sum_tile(int rows, const float *A, int64_t lda, const float *B, int64_t K, const way *w) {
-#define SUM(rows) \
-  case rows: sum_rows(rows, A, lda, B, K, w); break;
+/* vectors: 1 where the panel's second one has no column. */
+static void sum_tile(int rows, int vectors, const float *A, int64_t lda, const float *B, int64_t K, const way *w) {
+#define SUM(rows)                                      \
+  case rows:                                           \
+    if (vectors > 1) sum_rows(rows, 2, A, lda, B, K, w); \
+    else sum_rows(rows, 1, A, lda, B, K, w);           \
+    break;
   switch (rows) {
     SUM(1) SUM(2) SUM(3) SUM(4)
 #if !defined(KR_ISA_scalar)
@@ -329,7 +335,8 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
   const float *B = panel_of(p, memory, i) + t->k * NR, *bias = bias_of(p, memory, i);
   const int is_last = t->k + t->K == a->K, n_tiles = (t->rows + MR - 1) / MR;
   const int64_t column = (panel + i) * p->width, next_out = a->out.stride[0];
-  const int is_direct = is_last && p->direct && column + NR <= a->N;
+  const int is_direct = is_last && p->direct && column + NR <= a->N,
+            vectors = !p->gated && column + KR_VL >= a->N ? 1 : 2;
   float *sums = sums_of(p, memory, i),
         *out = (float *)a->out.data + (t->batch ? t->batch * a->out.stride[2] : 0) + column, done[MR * NR];
   for (int tile = 0, m = 0; tile < n_tiles; tile++) {
@@ -343,7 +350,7 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
     if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out;
     for (int r = 0; is_direct && r < rows; r++)
       __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + NR - 1, 1);
-    sum_tile(rows, t->A + m * t->lda, t->lda, B, t->K, &w);
+    sum_tile(rows, vectors, t->A + m * t->lda, t->lda, B, t->K, &w);
     if (is_last && !is_direct) finish_tile(p, done, bias, t->batch, t->m + m, rows, column);
     m += rows;
   }
