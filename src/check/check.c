@@ -49,8 +49,8 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   return counted ? sqrt(sum * n_parts / (double)counted) : 0;
 }
 
-/* How far beyond the inputs' last places a right row may be: it rounds each of a sum's few hundred terms, and of 100,000
- * elements one is five times as far off as most. */
+/* How far beyond the inputs' last places a right row may be: it rounds each of a sum's few hundred terms, and of
+ * 100,000 elements one is five times as far off as most. */
 enum { MOST_MOVES = 32 };
 static const double MOST_SHARE = 1e9;
 
