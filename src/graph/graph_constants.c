@@ -1,0 +1,79 @@
+/* graph_constants.c: calls on nothing but weights that were given, run while the graph is planned: what they make is
+ * weights from then on. */
+#include <string.h>
+
+#include "alloc.h"
+#include "graph_parts.h"
+#include "graph_rewrite.h"
+#include "status.h"
+
+static kr_storage *storage_of(const kr_graph *g, const kr_use *u) { return KR_STORAGE(g, KR_PART(g, u->tensor)->storage); }
+
+/* Whether all that write a storage are among the constant calls. */
+static int made_by_constants(const kr_graph *g, const char *constant, const kr_storage *s) {
+  for (size_t n = 0; n < g->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
+      const kr_use *u = &KR_NODE(g, n)->uses[i];
+      if (u->role & KR_WRITE && storage_of(g, u) == s && !constant[n]) return 0;
+    }
+  return 1;
+}
+
+static int stays_constant(const kr_graph *g, const char *constant, size_t n) {
+  const kr_node *node = KR_NODE(g, n);
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const kr_storage *s = storage_of(g, &node->uses[i]);
+    const int is_given = s->home == KR_HOME_WEIGHT && s->data && node->uses[i].role == KR_READ;
+    if (!is_given && (s->home != KR_HOME_TEMP || !made_by_constants(g, constant, s))) return 0;
+  }
+  return 1;
+}
+
+/* A temp becomes a weight with memory of its own. */
+static int32_t give_memory(kr_graph *g, kr_storage *s) {
+  if (s->home == KR_HOME_WEIGHT) return KRAIT_OK;
+  char *block = kr_arena_try(g->arena, s->bytes + KR_GRAPH_LINE);
+  KR_CHECK(block, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  s->data = block + (KR_GRAPH_LINE - (uintptr_t)block % KR_GRAPH_LINE) % KR_GRAPH_LINE;
+  s->home = KR_HOME_WEIGHT;
+  return KRAIT_OK;
+}
+
+static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
+  krait_call *call = (krait_call *)node->args;
+  int32_t status = KRAIT_OK;
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    kr_storage *s = storage_of(g, &node->uses[i]);
+    KR_TRY(give_memory(g, s));
+    kr_view_in(node->args, node->uses[i].offset)->data = (char *)s->data + KR_PART(g, node->uses[i].tensor)->at_bytes;
+  }
+  const kr_row *row = kr_op_resolve(node->op, ctx, node->args, &status);
+  KR_TRY(status);
+  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, node->args) : 0;
+  call->scratch = call->scratch_bytes ? kr_alloc(call->scratch_bytes) : NULL;
+  KR_CHECK(call->scratch || !call->scratch_bytes, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  status = row->run(ctx, node->args);
+  kr_free(call->scratch);
+  return status;
+}
+
+int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
+  char *constant = kr_arena_try(g->arena, g->nodes.n + 1);
+  if (!constant) return kr_graph_fail(g, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  memset(constant, 1, g->nodes.n);
+  for (int changed = 1; changed;) {
+    changed = 0;
+    for (size_t n = 0; n < g->nodes.n; n++)
+      if (constant[n] && !stays_constant(g, constant, n)) constant[n] = 0, changed = 1;
+  }
+  for (size_t n = 0, at = 0; at < g->nodes.n; n++) {
+    if (!constant[n]) {
+      at++;
+      continue;
+    }
+    const int32_t status = run_now(g, ctx, KR_NODE(g, at));
+    if (status < 0) return kr_graph_note(g, status);
+    kr_graph_drop(g, at);
+  }
+  return KRAIT_OK;
+}
