@@ -5,6 +5,7 @@
 #include "alloc.h"
 #include "graph_parts.h"
 #include "graph_rewrite.h"
+#include "op_list.h"
 #include "status.h"
 
 static kr_storage *storage_of(const kr_graph *g, const kr_use *u) { return KR_STORAGE(g, KR_PART(g, u->tensor)->storage); }
@@ -57,6 +58,28 @@ static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
   return status;
 }
 
+/* Of products of many rows: outputs side by side, as they are packed, so that a run need not turn them. */
+static int32_t lay_out_factors(kr_graph *g) {
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    kr_node *node = KR_NODE(g, n);
+    const size_t at = offsetof(krait_gemm_args, Bmat);
+    const kr_tensor t = node->op == &kr_op_gemm ? kr_node_tensor(node, at) : 0;
+    if (!t || ((const krait_gemm_args *)node->args)->M <= 16) continue;
+    const kr_part p = *KR_PART(g, t);
+    const kr_storage *s = KR_STORAGE(g, p.storage);
+    if (s->home != KR_HOME_WEIGHT || !s->data || p.dtype != KRAIT_F32 || p.dims.n != 2 || p.stride[1] == 1) continue;
+    float *to = kr_arena_try(g->arena, (size_t)kr_dims_elements(p.dims) * sizeof *to);
+    KR_CHECK(to, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+    const float *from = (const float *)((const char *)s->data + p.at_bytes);
+    for (int64_t k = 0; k < p.dims.size[0]; k++)
+      for (int64_t i = 0; i < p.dims.size[1]; i++)
+        to[k * p.dims.size[1] + i] = from[k * p.stride[0] + i * p.stride[1]];
+    const kr_tensor rows = kr_graph_weight(g, s->name, KRAIT_F32, p.dims, to);
+    kr_node_set(g, KR_NODE(g, n), at, KR_IN, rows);
+  }
+  return kr_graph_status(g);
+}
+
 int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
   char *constant = kr_arena_try(g->arena, g->nodes.n + 1);
   if (!constant) return kr_graph_fail(g, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
@@ -75,5 +98,5 @@ int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
     if (status < 0) return kr_graph_note(g, status);
     kr_graph_drop(g, at);
   }
-  return KRAIT_OK;
+  return lay_out_factors(g);
 }
