@@ -504,7 +504,8 @@ static pk_block_p skips(const maker *m, int64_t b) {
   return p;
 }
 
-static kr_tensor stage(const maker *m, int64_t b, int along_time, const pk_block_p *p, kr_tensor x) {
+/* Into out, of as many elements in any strides, or a new tensor. */
+static kr_tensor stage(const maker *m, int64_t b, int along_time, const pk_block_p *p, kr_tensor x, kr_tensor out) {
   const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq, rows = m->B * m->c->F2 * m->T;
   kr_tensor y = x;
   for (int64_t n = 0; n < n_parts; n++) {
@@ -513,7 +514,12 @@ static kr_tensor stage(const maker *m, int64_t b, int along_time, const pk_block
     y = part_of(m, attended, along_time ? time_network(m, b, n, attended) : prime_network(m, b, n, attended));
   }
   const char *name = along_time ? "time_skip" : "freq_skip";
-  return add(m, name, y, multiply(m, name, x, beside(m, along_time ? p->beta_t : p->beta_f, rows)));
+  const kr_tensor skip = multiply(m, name, x, beside(m, along_time ? p->beta_t : p->beta_f, rows));
+  if (!out) return add(m, name, y, skip);
+  const kr_dims dims = kr_graph_dims(m->g, out);
+  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(m, y, dims),
+                     reshape(m, skip, dims), out);
+  return out;
 }
 
 void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
@@ -526,7 +532,7 @@ void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   const pk_block_p p = skips(&m, block);
   const kr_tensor own = new_tensor(&m, dims);
   copy(&m, "piece", x, own);
-  copy(&m, "piece", reshape(&m, stage(&m, block, along_time, &p, reshape(&m, own, rows)), dims), out);
+  stage(&m, block, along_time, &p, reshape(&m, own, rows), out);
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
@@ -548,7 +554,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   kr_tensor x = reshape(&m, encoder(&m, features), KR_DIMS(m.B * config->F2 * m.T, config->C));
   for (int64_t b = 0; b < config->n_blocks; b++) {
     const pk_block_p p = skips(&m, b);
-    x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x));
+    x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x, 0), 0);
   }
   x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));
   mask_decoder(&m, x, io->mag_in, io->mag);
