@@ -522,8 +522,8 @@ static kr_tensor stage(const maker *m, int64_t b, int along_time, const pk_block
   return out;
 }
 
-void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
-                        int64_t block, int along_time, kr_tensor x, kr_tensor out) {
+void kr_pk_time_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
+                             int64_t block, kr_tensor x, kr_tensor out) {
   if (kr_graph_status(g) < 0) return;
   kr_pk_config piece = *config;
   const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
@@ -532,7 +532,7 @@ void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   const pk_block_p p = skips(&m, block);
   const kr_tensor own = new_tensor(&m, dims);
   copy(&m, "piece", x, own);
-  stage(&m, block, along_time, &p, reshape(&m, own, rows), out);
+  stage(&m, block, 1, &p, reshape(&m, own, rows), out);
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,

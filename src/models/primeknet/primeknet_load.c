@@ -402,21 +402,7 @@ static int32_t load_freq_stage(loader *l, const char *block, pk_block *out) {
   return KRAIT_OK;
 }
 
-static int32_t load_block(loader *l, int64_t b, pk_block *out) {
-  char prefix[MAX_PREFIX];
-  raw_block raw;
-  snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
-  KR_TRY(read_block(l, prefix, &raw));
-  out->beta_t = padded(l, raw.beta_t, l->config->C);
-  out->beta_f = padded(l, raw.beta_f, l->config->C);
-  out->time = pk_storage_take(&l->builder, sizeof(pk_time) * (size_t)l->config->n_time);
-  out->freq = pk_storage_take(&l->builder, sizeof(pk_freq) * (size_t)l->config->n_freq);
-  KR_TRY(l->builder.status);
-  KR_TRY(load_time_stage(l, prefix, out));
-  return load_freq_stage(l, prefix, out);
-}
-
-/* ---- blocks for the CPU's graphs: each parameter as it is, in the model's memory ---- */
+/* ---- time stages for the CPU's graphs: each parameter as it is, in the model's memory ---- */
 
 static const float *kept(const loader *l, const char *name) {
   const pk_parameter *p = l->model->parameters;
@@ -450,16 +436,30 @@ static kr_tensor keep(void *user, kr_graph *g, const char *name, kr_dims dims) {
   return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
 }
 
-static int32_t keep_stage(loader *l, int64_t b, int along_time) {
-  const kr_dims dims = KR_DIMS(l->config->F2, 1, l->config->C);
+static int32_t keep_time_stage(loader *l, int64_t b) {
+  const kr_dims dims = KR_DIMS(1, 1, l->config->C);
   kr_graph *g;
   KR_TRY(kr_graph_open(&g));
-  kr_pk_stage_record(g, l->config, keep, l, b, along_time, kr_graph_input(g, "x", KRAIT_F32, dims),
-                     kr_graph_output(g, "out", KRAIT_F32, dims));
+  kr_pk_time_stage_record(g, l->config, keep, l, b, kr_graph_input(g, "x", KRAIT_F32, dims),
+                          kr_graph_output(g, "out", KRAIT_F32, dims));
   int32_t status = kr_graph_status(g);
   kr_graph_close(&g);
   if (l->builder.status < 0) return kr_fail(l->builder.status, "%s", l->why);
   return status;
+}
+
+static int32_t load_block(loader *l, int64_t b, pk_block *out) {
+  char prefix[MAX_PREFIX];
+  raw_block raw;
+  snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
+  KR_TRY(read_block(l, prefix, &raw));
+  out->beta_t = padded(l, raw.beta_t, l->config->C);
+  out->beta_f = padded(l, raw.beta_f, l->config->C);
+  out->time = pk_storage_take(&l->builder, sizeof(pk_time) * (size_t)l->config->n_time);
+  out->freq = pk_storage_take(&l->builder, sizeof(pk_freq) * (size_t)l->config->n_freq);
+  KR_TRY(l->builder.status);
+  KR_TRY(l->builder.layers == &kr_layers_device ? load_time_stage(l, prefix, out) : keep_time_stage(l, b));
+  return load_freq_stage(l, prefix, out);
 }
 
 /* The transposed convolution and the merge to one channel: sum over outputs o of up[c][o][tap] merge[o]. */
@@ -515,14 +515,7 @@ static int32_t load_all(loader *l) {
   KR_TRY(load_encoder(l, &m->encoder));
   m->blocks = pk_storage_take(&l->builder, sizeof *m->blocks * (size_t)(l->config->n_blocks + 1));
   KR_TRY(l->builder.status);
-  for (int64_t b = 0; b < l->config->n_blocks; b++) {
-    if (l->builder.layers == &kr_layers_device) {
-      KR_TRY(load_block(l, b, &m->blocks[b]));
-    } else {
-      KR_TRY(keep_stage(l, b, 1));
-      KR_TRY(keep_stage(l, b, 0));
-    }
-  }
+  for (int64_t b = 0; b < l->config->n_blocks; b++) KR_TRY(load_block(l, b, &m->blocks[b]));
   KR_TRY(load_mask(l, &m->mask));
   KR_TRY(load_phase(l, &m->phase));
   return check_nothing_left(l);

@@ -28,7 +28,16 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   for (int r = 0; r < 3; r++) w->lifted[r] = place(l, (KR_PK_TILE + 2) * m->Cp);
   w->row = place(l, c->F * m->Cp);
   for (int r = 0; r < 6; r++) w->ring[r / 3][r % 3] = place(l, (c->F + 2) * m->Cp);
-  w->real = place(l, c->F);
+  w->y = place(l, c->F2 * m->Cp);
+  w->g = place(l, c->F2 * m->Cp);
+  w->normed = place(l, c->F2 * m->Cp);
+  w->mean = place(l, m->Cp);
+  w->attn = place(l, m->Cp);
+  w->scaled = place(l, m->layers->panels_floats(c->C, m->Cp, 0));
+  w->wide = place(l, (c->F2 + 4) * 2 * m->Cp);
+  w->narrow = place(l, (c->F2 + 2 * c->max_kernel) * m->Cp);
+  w->taps_a = place(l, c->F2 * m->Cp);
+  w->taps_b = place(l, c->F2 * m->Cp);
 }
 
 /* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become
@@ -99,9 +108,12 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   layout real = {(unsigned char *)s->memory, 0};
   place_all(&real, s);
   memset(s->zeros, 0, (size_t)((KR_PK_TILE + 2) * s->model->Cp) * sizeof(float));
-  for (int i = 0; i < s->n_threads; i++)
+  for (int i = 0; i < s->n_threads; i++) {
     for (int r = 0; r < 6; r++)
       memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
+    memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
+    memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
+  }
   const int32_t status = pk_stages_prepare(s);
   if (status < 0) s->T = 0;
   return status;

@@ -100,8 +100,8 @@ struct kr_primeknet {
   kr_pk_config config;
   int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
   pk_encoder encoder;
-  pk_block *blocks;         /* for devices only */
-  struct pk_parameter *parameters; /* of the blocks as they are published: for the CPU's graphs */
+  pk_block *blocks;         /* their time stages for devices only */
+  struct pk_parameter *parameters; /* of the time stages as they are published: for the CPU's graphs */
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */

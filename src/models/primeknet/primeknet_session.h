@@ -22,13 +22,17 @@ typedef struct pk_scratch {
   float *row;              /* dense: (F, Cp) */
   float *ring[2][3];       /* dense: (F + 2, Cp): the last rows of computed sources, and which frames they are */
   int64_t ring_frame[2][3];
-  float *real;             /* phase: (F) */
+  float *y, *g, *normed;   /* freq: (F2, Cp) each; y also of (F) in the phase decoder */
+  float *mean, *attn;      /* (Cp) each */
+  float *scaled;           /* panels of C -> C */
+  float *wide, *narrow;    /* freq: rows of 2Cp and of Cp with zero rows before and after */
+  float *taps_a, *taps_b;  /* freq: (F2, Cp) each */
   kr_runner **runners;     /* of the session's stages, which take turns in stage_memory */
   void *stage_memory;
   int32_t status;          /* first failure of this thread */
 } pk_scratch;
 
-/* A stage of a block over a piece of the map, in place (primeknet_stages.c). */
+/* The time stage of a block over some positions, in place (primeknet_time.c). */
 typedef struct pk_stage {
   kr_graph *graph; /* NULL: there is no such piece */
   kr_tensor x, out;
@@ -55,7 +59,7 @@ struct kr_pk_session {
   float *first_scale, *first_shift; /* (Cp) the norm of the encoder's x1 */
   float *lift[3];          /* (Cp) the encoder's first layer with its norm folded in */
   krait_ctx *alone;        /* the model's context with one thread: what a thread's graphs are planned for */
-  pk_stage *stages;
+  pk_stage *stages;        /* of the blocks along time */
   int64_t n_stages;
 };
 
@@ -67,10 +71,11 @@ void pk_encode(kr_pk_session *s, pk_map *x);                /* s->mag, s->pha ->
 void pk_decode_mask(kr_pk_session *s, const pk_map *x);     /* -> s->mask */
 void pk_decode_phase(kr_pk_session *s, const pk_map *x);    /* -> s->phase; x is overwritten */
 
-/* The stages of the blocks (primeknet_stages.c): graphs for windows of s->T frames; a stage, in place. */
+/* The two-stage blocks, in place (primeknet_time.c, primeknet_freq.c); graphs for windows of s->T frames. */
 int32_t pk_stages_prepare(kr_pk_session *s);
 void pk_stages_close(kr_pk_session *s);
-void pk_stage_run(kr_pk_session *s, int64_t block, int along_time, const pk_map *x);
+void pk_time_stage(kr_pk_session *s, int64_t block, const pk_map *x);
+void pk_freq_stage(kr_pk_session *s, const pk_block *block, const pk_map *x);
 
 static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M,
                            float *C, int64_t ldc, int epilogue) {
