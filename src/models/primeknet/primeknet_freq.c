@@ -6,7 +6,7 @@
 #include "primeknet_session.h"
 
 /* The mean over the sequence gates the rows of the last matrix; w->mean holds the column sums of g. */
-static void attend(const kr_primeknet *m, const pk_attention *a, pk_scratch *w, const float *g, int64_t n, float *y) {
+void pk_attend(const kr_primeknet *m, const pk_attention *a, pk_scratch *w, const float *g, int64_t n, float *y) {
   const int64_t Cp = m->Cp;
   const float inverse = 1.0f / (float)n;
   for (int64_t c = 0; c < Cp; c++) w->mean[c] *= inverse;
@@ -23,7 +23,7 @@ static void attention(const kr_primeknet *m, const pk_attention *a, pk_scratch *
   m->layers->norm_rows(w->y, Cp, F2, m->config.C, 1e-6f, w->normed, Cp);
   pk_gemm(m, &a->gate, w->normed, Cp, F2, inside, 2 * Cp, KR_GEMM_SET);
   m->layers->depthwise_gate(inside - before * 2 * Cp, 2 * Cp, F2, Cp, a->k, a->taps, a->taps_bias, w->g, Cp, w->mean);
-  attend(m, a, w, w->g, F2, w->y);
+  pk_attend(m, a, w, w->g, F2, w->y);
 }
 
 static void prime_chunk(const kr_primeknet *m, const pk_prime *p, pk_scratch *w) {

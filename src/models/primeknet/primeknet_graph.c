@@ -493,46 +493,26 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
   return scaled_back(m, gated, matrix(m, w.out_w), w.out_b, w.beta, x);
 }
 
-static pk_block_p skips(const maker *m, int64_t b) {
-  const int64_t C = m->c->C, number = 0;
+static kr_tensor block(const maker *m, int64_t b, kr_tensor x) {
+  const int64_t C = m->c->C, number = 0, rows = m->B * m->c->F2 * m->T;
   char prefix[MAX_PREFIX];
   pk_block_p p;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
 #define KR_SCOPE_block
 #include "primeknet_weights.def"
 #undef KR_SCOPE_block
-  return p;
-}
-
-/* Into out, of as many elements in any strides, or a new tensor. */
-static kr_tensor stage(const maker *m, int64_t b, int along_time, const pk_block_p *p, kr_tensor x, kr_tensor out) {
-  const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq, rows = m->B * m->c->F2 * m->T;
   kr_tensor y = x;
-  for (int64_t n = 0; n < n_parts; n++) {
-    const kr_tensor attended =
-        part_of(m, y, attention(m, along_time ? "time_stage" : "freq_stage", b, n, along_time, y));
-    y = part_of(m, attended, along_time ? time_network(m, b, n, attended) : prime_network(m, b, n, attended));
+  for (int64_t n = 0; n < m->c->n_time; n++) {
+    const kr_tensor attended = part_of(m, y, attention(m, "time_stage", b, n, 1, y));
+    y = part_of(m, attended, time_network(m, b, n, attended));
   }
-  const char *name = along_time ? "time_skip" : "freq_skip";
-  const kr_tensor skip = multiply(m, name, x, beside(m, along_time ? p->beta_t : p->beta_f, rows));
-  if (!out) return add(m, name, y, skip);
-  const kr_dims dims = kr_graph_dims(m->g, out);
-  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(m, y, dims),
-                     reshape(m, skip, dims), out);
-  return out;
-}
-
-void kr_pk_time_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
-                             int64_t block, kr_tensor x, kr_tensor out) {
-  if (kr_graph_status(g) < 0) return;
-  kr_pk_config piece = *config;
-  const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
-  const maker m = {g, &piece, parameter, user, 1, dims.size[1], kr_graph_dtype(g, x), 0};
-  piece.F2 = dims.size[0];
-  const pk_block_p p = skips(&m, block);
-  const kr_tensor own = new_tensor(&m, dims);
-  copy(&m, "piece", x, own);
-  stage(&m, block, 1, &p, reshape(&m, own, rows), out);
+  x = add(m, "time_skip", y, multiply(m, "time_skip", x, beside(m, p.beta_t, rows)));
+  y = x;
+  for (int64_t n = 0; n < m->c->n_freq; n++) {
+    const kr_tensor attended = part_of(m, y, attention(m, "freq_stage", b, n, 0, y));
+    y = part_of(m, attended, prime_network(m, b, n, attended));
+  }
+  return add(m, "freq_skip", y, multiply(m, "freq_skip", x, beside(m, p.beta_f, rows)));
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
@@ -552,10 +532,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   if (!io->mag) io->mag = new_tensor(&m, plane);
   if (!io->pha) io->pha = new_tensor(&m, plane);
   kr_tensor x = reshape(&m, encoder(&m, features), KR_DIMS(m.B * config->F2 * m.T, config->C));
-  for (int64_t b = 0; b < config->n_blocks; b++) {
-    const pk_block_p p = skips(&m, b);
-    x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x, 0), 0);
-  }
+  for (int64_t b = 0; b < config->n_blocks; b++) x = block(&m, b, x);
   x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));
   mask_decoder(&m, x, io->mag_in, io->mag);
   phase_decoder(&m, x, io->pha);

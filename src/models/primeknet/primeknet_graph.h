@@ -23,8 +23,4 @@ typedef struct kr_pk_graph {
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         kr_pk_graph *io);
 
-/* The time stage of a block alone: x and out are (positions, frames, C), of any strides, and may be the same memory. */
-void kr_pk_time_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
-                             int64_t block, kr_tensor x, kr_tensor out);
-
 #endif
