@@ -13,6 +13,7 @@
 #include "bench_generate.h"
 #include "bench_op.h"
 #include "bench_seedvr.h"
+#include "bench_tower.h"
 #include "bench_train.h"
 #include "cmd.h"
 #include "say.h"
@@ -179,6 +180,17 @@ static int bench_seedvr(const settings *s) {
   return exit_status >= 0 ? exit_status : cli_bench_seedvr_run(&s->run, &b);
 }
 
+static int bench_tower(const char *family, const settings *s) {
+  cli_bench_tower b = {.family = family,
+                       .sizes = s->sizes,
+                       .n_frames = s->n_frames,
+                       .n_runs = s->n_runs,
+                       .as_json = s->as_json,
+                       .by_kernel = s->by_kernel};
+  const int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  return exit_status >= 0 ? exit_status : cli_bench_tower_run(&s->run, &b);
+}
+
 int cmd_bench(int argc, char **argv) {
   int first;
   settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
@@ -187,24 +199,28 @@ int cmd_bench(int argc, char **argv) {
       CLI_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
       CLI_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000,
                 "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip "
-                "(default: 1, 21 and 121; on a CPU 1)"),
+                "(default: 1, 21 and 121; on a CPU 1); of videomamba: of the clip (default: 8); of clip: pictures "
+                "(default: 16)"),
       CLI_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      CLI_TEXT("sizes", 0, "MODEL", &s.sizes,
-               "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
-               "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
+      CLI_TEXT(
+          "sizes", 0, "MODEL", &s.sizes,
+          "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
+          "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both); of videomamba: "
+          "t16, s16 or m16 (default: m16); of clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 "
+          "(default: base-patch16)"),
       CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
       CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
       CLI_SWITCH("narrow-states", 0, &s.narrow_states,
                  "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
       CLI_SWITCH("kernels", 0, &s.by_kernel,
-                 "also time the kernels of the denoiser (on a GPU), the calls of a training step or of SeedVR's "
-                 "blocks, or the kinds of calls of a prompt and a step of generate"),
+                 "also time the kernels of the denoiser (on a GPU), the calls of a training step, of SeedVR's "
+                 "blocks or of a tower, or the kinds of calls of a prompt and a step of generate"),
       CLI_TEXT("shape", 0, "SIZES", &s.shape,
                "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named "
                "by its end: causal, tf32"),
       CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
-               "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 "
-               "(default: float32); of generate also q8_0 and q4_k"),
+               "of an operator, or of the weights of generate, describe, seedvr, videomamba and clip: float32, "
+               "float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
       CLI_TEXT(
           "rows", 0, "ROW", &s.rows,
           "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
@@ -219,7 +235,8 @@ int cmd_bench(int argc, char **argv) {
       "bench",
       "WHAT [CONFIG] [NAME=VALUE]...",
       "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random "
-      "weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), seedvr (blocks at 1280 x 720, "
+      "weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), videomamba and clip (its two "
+      "towers by themselves, and the other published sizes), seedvr (blocks at 1280 x 720, "
       "random weights), data (the making of training items) or train (a step of training), both told as krait train "
       "would be, or an operator by its name. An operator stands beside the machine's copies, "
       "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls "
@@ -241,5 +258,6 @@ int cmd_bench(int argc, char **argv) {
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
+  if (strcmp(argv[first], "videomamba") == 0 || strcmp(argv[first], "clip") == 0) return bench_tower(argv[first], &s);
   return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

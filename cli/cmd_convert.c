@@ -11,7 +11,7 @@ int cmd_convert(int argc, char **argv) {
   const char *config = NULL, *overrides = NULL, *quantize = NULL;
   int force = 0;
   const cli_option options[] = {
-      CLI_SWITCH("force", 'f', &force, "replace OUT.safetensors where it exists"),
+      CLI_SWITCH("force", 'f', &force, "replace OUT where it exists"),
       CLI_TEXT("config", 0, "YAML", &config,
                "the model's configuration: plain, conf/model/NAME.yaml or a run's .hydra/config.yaml"),
       CLI_TEXT("set", 0, "K=V,...", &overrides,
@@ -20,10 +20,11 @@ int cmd_convert(int argc, char **argv) {
                "of a language model (IN may be its folder): large matrices in 8 bits a weight, q8_0, or 4, q4_k"),
   };
   const cli_verb verb = {"convert",
-                         "IN OUT.safetensors",
+                         "IN OUT.safetensors | OUT.th",
                          "Writes the tensors of a safetensors file or of what torch.save wrote (best.th, "
                          "checkpoint.th, *.pt) as safetensors, with the "
-                         "configuration in its metadata. Nothing in the input is executed.",
+                         "configuration in its metadata, or back as upstream's best.th. Nothing in the input is "
+                         "executed.",
                          options,
                          CLI_N(options),
                          2,

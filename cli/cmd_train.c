@@ -9,10 +9,12 @@
 #include "cmd.h"
 #include "gpus.h"
 #include "interrupt.h"
+#include "progress.h"
 #include "say.h"
 
 static void show(void *user, const krait_train_report *r) {
   (void)user;
+  cli_progress_end();
   printf(
       "step %lld/%lld  total %.4f  magnitude %.4f  phase %.4f  complex %.4f  consistency %.4f  metric %.4f  disc %.4f  "
       "lr %.2e  %.2f s/s  %.0f s left",
@@ -23,8 +25,20 @@ static void show(void *user, const krait_train_report *r) {
   fflush(stdout);
 }
 
+typedef struct watched {
+  cli_progress progress;
+  int64_t first; /* steps that an earlier run has done; -1 before the first of this one */
+} watched;
+
+static int32_t watch(void *user, int64_t done, int64_t total) {
+  watched *w = user;
+  if (w->first < 0) w->first = done - 1;
+  return cli_progress_show(&w->progress, done - w->first, total - w->first);
+}
+
 static void note(void *user, const char *line) {
   (void)user;
+  cli_progress_end();
   fprintf(cli_err(), "krait train: %s\n", line);
 }
 
@@ -50,9 +64,15 @@ int cmd_train(int argc, char **argv) {
   int resume = 0;
   int64_t n_gpus = 0;
   char device[32];
+  watched watcher = {.first = -1};
   krait_train_place place = {.size = sizeof place};
-  krait_train_options options = {
-      .size = sizeof options, .folder = "train-output", .valid_batches = 8, .report = show, .note = note};
+  krait_train_options options = {.size = sizeof options,
+                                 .folder = "train-output",
+                                 .valid_batches = 8,
+                                 .report = show,
+                                 .note = note,
+                                 .user = &watcher,
+                                 .progress = watch};
   const cli_option table[] = {
       CLI_TEXT("output", 'o', "DIR", &options.folder,
                "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
@@ -94,7 +114,9 @@ int cmd_train(int argc, char **argv) {
   options.place = &place;
   options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first,
   options.resume = (uint32_t)resume;
+  cli_progress_begin(&watcher.progress, options.folder, NULL);
   const int32_t status = krait_train(ctx, &options);
+  cli_progress_end();
   const int result = status >= 0 ? 0
                      : place.rank && status == KRAIT_ERR_CANCELLED
                          ? 1

@@ -40,7 +40,8 @@ KRAIT_API const char *krait_model_json(const krait_model *model);
 /* The same for a weights file that is only read, not loaded into a model (krait info FILE). Free with
  * krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
-/* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. */
+/* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. An out_path
+ * that ends in .th becomes what upstream's best.th is, for torch.load, without metadata. */
 KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);

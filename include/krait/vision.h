@@ -1,5 +1,5 @@
 /* vision.h: what a film or a picture shows: classes by VideoMamba, answers in words by Mobile-VideoGPT; how long
- * SeedVR's blocks take. */
+ * the towers and SeedVR's blocks take. */
 #ifndef KRAIT_VISION_H
 #define KRAIT_VISION_H
 
@@ -83,6 +83,27 @@ typedef struct krait_describer_timing {
 /* dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
 KRAIT_API int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens,
                                           krait_describer_timing *timing);
+
+/* ---- a tower by itself, with random weights of the published sizes, for krait bench videomamba and clip ---- */
+typedef struct krait_tower_timing {
+  uint32_t size;        /* sizeof(krait_tower_timing) */
+  int32_t n_runs;
+  int64_t n_tokens;     /* of all pictures or frames */
+  double open_s;
+  double run_s, best_s; /* median and least: from pixels in host memory to VideoMamba's classes there, or to the
+                           features of CLIP where the context computes */
+  double cpu_s;         /* least processor time of a run, all threads together, which a busy machine disturbs less */
+  double flops, bytes;  /* what the operators of a run must do at least */
+  double product_flops_per_s, product_flops_per_cpu_s; /* of one large product, in turn with the runs; the second in
+                                                          processor time, 0 on a GPU */
+  uint64_t weight_bytes, work_bytes;
+} krait_tower_timing;
+typedef void (*krait_tower_report_fn)(void *user, const char *line);
+/* name: videomamba-t16, -s16 or -m16, with 400 classes and n frames of a clip; or clip-vit-base-patch32, -base-patch16,
+ * -large-patch14 or -large-patch14-336, with n pictures and all layers. dtype: of the weights: KRAIT_F32, KRAIT_F16 or
+ * KRAIT_BF16. report: NULL, or a line for each operator, with its time. */
+KRAIT_API int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtype, int64_t n, int32_t n_runs,
+                                      krait_tower_report_fn report, void *user, krait_tower_timing *timing);
 
 /* ---- SeedVR: a block of the transformer with the published sizes and random weights ---- */
 typedef struct krait_seedvr_shape {

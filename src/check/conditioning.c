@@ -89,6 +89,16 @@ static int32_t draw(kr_case *c, const krait_ctx *ctx, const kr_row *reference, i
   return KRAIT_OK;
 }
 
+/* A few draws may hardly move one element of thousands: none counts as moved by less than their root mean square. */
+static void level_moves(kr_case *c, kr_case_tensor *t) {
+  const int64_t n = kr_tensor_elements(t) * parts_of(view_of(c, t));
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += isfinite(t->moved[i]) ? t->moved[i] * t->moved[i] : 0;
+  const double least = n ? sqrt(sum / (double)n) : 0;
+  for (int64_t i = 0; i < n; i++)
+    if (t->moved[i] < least) t->moved[i] = least;
+}
+
 int32_t kr_case_measure(kr_case *c, const krait_ctx *ctx, const kr_row *reference) {
   unsigned char *kept[KR_CASE_MAX_VIEWS] = {0};
   int32_t status = KRAIT_OK;
@@ -102,6 +112,7 @@ int32_t kr_case_measure(kr_case *c, const krait_ctx *ctx, const kr_row *referenc
   for (int k = 0; k < DRAWS * N_GROUPS && status >= 0; k++) status = draw(c, ctx, reference, k / DRAWS);
   for (int i = 0; i < c->n_tensors; i++) {
     if (kept[i]) memcpy(c->tensors[i].storage, kept[i], bytes_of(c, &c->tensors[i]));
+    if (c->tensors[i].moved) level_moves(c, &c->tensors[i]);
     kr_free(kept[i]);
   }
   return status;

@@ -230,7 +230,9 @@ static const char *pinned(doc *d, const char *package, const char *version) {
   const char *found = release_of(d, package, "", doc_main_cc(d), 0);
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
     if (strcmp(row->column[0], package) == 0 && *row->column[8]) last = row;
-  return *found || !last ? found : last->column[8];
+  if (*found || last) return *found ? found : last->column[8];
+  row = kr_tables_find(d->tables, "newest", package);
+  return row ? row->column[1] : "";
 }
 
 static const char *build(doc *d, const char *package, const char *version, int is_forced) {

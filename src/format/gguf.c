@@ -11,26 +11,6 @@ enum { MAX_VALUES = 1 << 16, MAX_TENSORS = 1 << 16, MAX_NAME_BYTES = 1 << 12, MA
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64, N_TYPES };
 static const uint8_t bytes_of_type[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* Of a block: weights, bytes. Types that are not read have a name alone, for the sentence. */
-static const struct {
-  uint32_t type;
-  const char *name;
-  uint32_t weights, bytes;
-} types[] = {{KR_GGUF_F32, "F32", 1, 4},
-             {KR_GGUF_F16, "F16", 1, 2},
-             {KR_GGUF_BF16, "BF16", 1, 2},
-             {KR_GGUF_Q8_0, "Q8_0", 32, 34},
-             {KR_GGUF_Q4_K, "Q4_K", 256, 144},
-             {KR_GGUF_Q6_K, "Q6_K", 256, 210},
-             {2, "Q4_0", 0, 0},
-             {3, "Q4_1", 0, 0},
-             {6, "Q5_0", 0, 0},
-             {7, "Q5_1", 0, 0},
-             {10, "Q2_K", 0, 0},
-             {11, "Q3_K", 0, 0},
-             {13, "Q5_K", 0, 0}};
-enum { N_GGML_TYPES = sizeof types / sizeof *types };
-
 #define FORMAT_CHECK(condition, ...) KR_CHECK(condition, KRAIT_ERR_FILE_FORMAT, __VA_ARGS__)
 #define WHOLE(condition)                                                                                               \
   KR_CHECK(condition, KRAIT_ERR_FILE_READ, "%s: its header ends at byte %zu; the file is truncated or lies", c->label, \
@@ -130,22 +110,6 @@ const char *kr_gguf_text(const kr_gguf_value *v, uint64_t *at, size_t *n) {
 
 /* ---- tensors ---- */
 
-static int32_t check_type(const cursor *c, const kr_gguf_tensor *t, uint64_t *weights, uint64_t *bytes) {
-  for (int i = 0; i < N_GGML_TYPES; i++) {
-    if (types[i].type != t->type) continue;
-    *weights = types[i].weights, *bytes = types[i].bytes;
-    KR_CHECK(
-        types[i].weights, KRAIT_ERR_UNSUPPORTED,
-        "%s: tensor '%s' is of type %s; F32, F16, BF16, Q8_0, Q4_K and Q6_K are read: take the model in one of those",
-        c->label, t->name, types[i].name);
-    return KRAIT_OK;
-  }
-  return kr_fail(KRAIT_ERR_UNSUPPORTED,
-                 "%s: tensor '%s' is of ggml's type %u; F32, F16, BF16, Q8_0, Q4_K and Q6_K are read: take the model "
-                 "in one of those",
-                 c->label, t->name, t->type);
-}
-
 /* offset: from the first byte of data on, which is not known yet. */
 static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64_t *offset) {
   const char *name;
@@ -170,18 +134,20 @@ static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64
 }
 
 static int32_t place_tensor(const cursor *c, size_t data, kr_gguf_tensor *t, uint64_t offset) {
-  uint64_t weights, block, elements;
-  KR_TRY(check_type(c, t, &weights, &block));
-  FORMAT_CHECK(t->shape[t->n_dims - 1] % (int64_t)weights == 0,
-               "%s: tensor '%s' has rows of %lld weights, no whole blocks of %llu", c->label, t->name,
-               (long long)t->shape[t->n_dims - 1], (unsigned long long)weights);
-  elements = 1;
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
+  uint64_t elements = 1;
+  KR_CHECK(type, KRAIT_ERR_UNSUPPORTED,
+           "%s: tensor '%s' is of ggml's type %u; " KR_GGUF_TYPES " are read: take the model in one of those", c->label,
+           t->name, t->type);
+  FORMAT_CHECK(t->shape[t->n_dims - 1] % type->weights == 0,
+               "%s: tensor '%s' has rows of %lld weights, no whole blocks of %u", c->label, t->name,
+               (long long)t->shape[t->n_dims - 1], type->weights);
   for (int i = 0; i < t->n_dims; i++) {
     FORMAT_CHECK(elements <= (1ull << 50) / (uint64_t)t->shape[i], "%s: tensor '%s' has more than 2^50 weights",
                  c->label, t->name);
     elements *= (uint64_t)t->shape[i];
   }
-  const uint64_t bytes = elements / weights * block;
+  const uint64_t bytes = elements / type->weights * type->bytes;
   KR_CHECK(data <= c->n && offset <= c->n - data && bytes <= c->n - data - offset, KRAIT_ERR_FILE_READ,
            "%s: tensor '%s' ends behind the file's %zu bytes; the file is truncated or lies", c->label, t->name, c->n);
   t->data = c->bytes + data + offset;

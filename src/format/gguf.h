@@ -7,9 +7,8 @@
 #include <jansson.h>
 
 #include "arena.h"
+#include "gguf_blocks.h"
 #include "weights.h"
-
-enum { KR_GGUF_F32 = 0, KR_GGUF_F16 = 1, KR_GGUF_Q8_0 = 8, KR_GGUF_Q4_K = 12, KR_GGUF_Q6_K = 14, KR_GGUF_BF16 = 30 };
 
 typedef struct kr_gguf_value {
   const char *key; /* of n_key bytes */
@@ -47,8 +46,8 @@ int kr_gguf_real(const kr_gguf_value *value, double *number);
 const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 
 /* ---- language models (gguf_model.c) ---- */
-/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; q8_0 and q4_k as quantize.h has them,
- * Q6_K as float16. */
+/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; blocks as gguf_blocks.h and quantize.h
+ * have them. Metadata say which types were there and what became of them. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
 /* What config.json and tokenizer.json would be. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);

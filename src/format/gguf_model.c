@@ -1,6 +1,6 @@
 /* gguf_model.c: language models of a GGUF file as Hugging Face's folders have them: names of tensors, config.json and
- * tokenizer.json. What lies in the file as it is needed stays there; q8_0's scales go beside its bytes, Q6_K becomes
- * float16, and A what its logarithm was. */
+ * tokenizer.json. What lies in the file as it is needed stays there; q8_0's scales go beside its bytes, blocks that no
+ * operator takes become float16, and A what its logarithm was. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -119,43 +119,17 @@ static int32_t get_room(const maker *m, const kr_gguf_tensor *t, uint64_t bytes,
   return KRAIT_OK;
 }
 
-static uint16_t half_at(const unsigned char *at) { return (uint16_t)(at[0] | at[1] << 8); }
-
-/* The weights of one block; how many they are. */
-static int widen_block(const kr_gguf_tensor *t, uint64_t i, float *to) {
-  if (t->type == KR_GGUF_Q8_0) {
-    const unsigned char *block = t->data + i * 34;
-    for (int k = 0; k < 32; k++) to[k] = kr_f16_to_float(half_at(block)) * (float)(int8_t)block[2 + k];
-    return 32;
-  }
-  if (t->type == KR_GGUF_Q4_K) {
-    int32_t words[36];
-    memcpy(words, t->data + i * 144, sizeof words);
-    kr_q4k_row(words, 1, to);
-    return 256;
-  }
-  const unsigned char *block =
-      t->data + i * 210; /* Q6_K: 128 bytes of low fours, 64 of high twos, 16 scales, a factor */
-  for (int k = 0; k < 256; k++) {
-    const int half = k / 128, part = k % 128 / 32, l = k % 32;
-    const int low = block[half * 64 + l + part % 2 * 32] >> (part / 2 * 4) & 15,
-              high = block[128 + half * 32 + l] >> (2 * part) & 3;
-    to[k] =
-        kr_f16_to_float(half_at(block + 208)) * (float)(int8_t)block[192 + k / 16] * (float)((low | high << 4) - 32);
-  }
-  return 256;
-}
-
 static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
   kr_weight item = *as;
   uint16_t *halves;
-  float values[256];
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
+  float values[KR_GGUF_MOST_WEIGHTS];
   item.dtype = KRAIT_F16;
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
   KR_TRY(get_room(m, t, item.bytes, &halves));
   for (uint64_t i = 0, at = 0; at < item.bytes / 2 && !m->to->is_header_only; i++) {
-    const int n = widen_block(t, i, values);
-    for (int k = 0; k < n; k++) halves[at++] = kr_float_to_f16(values[k]);
+    kr_gguf_widen(t->type, t->data + i * type->bytes, values);
+    for (uint32_t k = 0; k < type->weights; k++) halves[at++] = kr_float_to_f16(values[k]);
   }
   item.data = halves;
   return kr_weights_add(m->to, &item);
@@ -164,14 +138,13 @@ static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weig
 static int32_t add_q8(const maker *m, const kr_gguf_tensor *t, const char *name) {
   const uint64_t blocks = (uint64_t)(t->shape[0] * (t->shape[1] / 32));
   char own[224];
-  unsigned char *words;
+  int8_t *words;
   uint16_t *scales;
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
   KR_TRY(get_room(m, t, blocks * 32, &words));
   KR_TRY(get_room(m, t, blocks * 2, &scales));
-  for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++) {
-    memcpy(words + 32 * i, t->data + 34 * i + 2, 32);
-    scales[i] = half_at(t->data + 34 * i);
-  }
+  for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++)
+    scales[i] = kr_gguf_as_q8(t->type, t->data + i * type->bytes, words + 32 * i);
   snprintf(own, sizeof own, "%.200s.q8_0", name);
   KR_TRY(kr_weights_add(m->to, &(kr_weight){own, KRAIT_I32, 2, {t->shape[0], t->shape[1] / 4}, words, blocks * 32}));
   snprintf(own, sizeof own, "%.200s.q8_0.scales", name);
@@ -203,8 +176,8 @@ static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight 
 
 static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
   char name[200];
-  const int how = find_name(m->kind, t->name, name, sizeof name),
-            is_block = t->type == KR_GGUF_Q8_0 || t->type == KR_GGUF_Q4_K || t->type == KR_GGUF_Q6_K;
+  const int how = find_name(m->kind, t->name, name, sizeof name), as = kr_gguf_type_find(t->type)->as,
+            is_block = as != KR_GGUF_PLAIN;
   kr_weight item = {.name = name,
                     .dtype = t->type == KR_GGUF_F32    ? KRAIT_F32
                              : t->type == KR_GGUF_BF16 ? KRAIT_BF16
@@ -223,17 +196,35 @@ static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
   if (how == DECAY || how == FLAT_DECAY) return add_log(m, t, &item);
   if (!is_block) return kr_weights_add(m->to, &item);
   const int is_embedding = strcmp(t->name, embedding) == 0;
-  if (is_embedding || t->type == KR_GGUF_Q6_K) KR_TRY(add_halves(m, t, &item));
-  if ((is_embedding && !m->is_tied) || t->type == KR_GGUF_Q6_K) return KRAIT_OK;
-  const char *as =
+  if (is_embedding || as == KR_GGUF_AS_HALF) KR_TRY(add_halves(m, t, &item));
+  if ((is_embedding && !m->is_tied) || as == KR_GGUF_AS_HALF) return KRAIT_OK;
+  const char *own =
       is_embedding ? "lm_head.weight" : name; /* tied: looked up in float16, multiplied by as it is stored */
-  return t->type == KR_GGUF_Q8_0 ? add_q8(m, t, as) : add_q4k(m, t, as);
+  return as == KR_GGUF_AS_Q8 ? add_q8(m, t, own) : add_q4k(m, t, own);
 }
 
 static int has_tensor(const kr_gguf *g, const char *name) {
   for (size_t i = 0; i < g->tensors.n; i++)
     if (strcmp(KR_AT(g->tensors, kr_gguf_tensor, i)->name, name) == 0) return 1;
   return 0;
+}
+
+/* What became of the types of blocks, as metadata. */
+static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
+  static const char *const became[] = {[KR_GGUF_AS_Q8] = "q8_0, of the same values",
+                                       [KR_GGUF_AS_Q4K] = "q4_k, as they are",
+                                       [KR_GGUF_AS_HALF] = "float16"};
+  for (int i = 0; i < KR_GGUF_N_TYPES; i++) {
+    const kr_gguf_type *type = &kr_gguf_types[i];
+    char key[32], value[64];
+    size_t n = 0;
+    for (size_t k = 0; k < g->tensors.n; k++) n += KR_AT(g->tensors, kr_gguf_tensor, k)->type == type->type;
+    if (!n || type->as == KR_GGUF_PLAIN) continue;
+    snprintf(key, sizeof key, "gguf.%s", type->name);
+    snprintf(value, sizeof value, "%zu tensor%s read as %s", n, n == 1 ? "" : "s", became[type->as]);
+    KR_TRY(kr_weights_add_metadata(to, key, value));
+  }
+  return KRAIT_OK;
 }
 
 static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
@@ -245,6 +236,7 @@ static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
            "%s: one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label,
            (long long)n_files);
   for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_tensor(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
+  KR_TRY(tell_types(g, to));
   return kr_weights_add_metadata(to, "general.architecture", kinds[m.kind]);
 }
 

@@ -161,17 +161,24 @@ static int32_t refuse_call(const kr_torch *torch, const char *where, const kr_pi
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
+static const struct {
+  const char *name;
+  int32_t dtype;
+} storages[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16},  {"BFloat16", KRAIT_BF16},   {"Double", KRAIT_F64},
+                {"Long", KRAIT_I64},  {"Int", KRAIT_I32},   {"Short", KRAIT_I16},       {"Char", KRAIT_I8},
+                {"Byte", KRAIT_U8},   {"Bool", KRAIT_BOOL}, {"ComplexFloat", KRAIT_C64}};
+
+const char *kr_torch_storage(int32_t dtype) {
+  for (size_t i = 0; i < sizeof storages / sizeof *storages; i++)
+    if (storages[i].dtype == dtype) return storages[i].name;
+  return NULL;
+}
+
 static int32_t dtype_of_storage(const char *name) {
-  static const struct {
-    const char *name;
-    int32_t dtype;
-  } names[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16},  {"BFloat16", KRAIT_BF16},   {"Double", KRAIT_F64},
-               {"Long", KRAIT_I64},  {"Int", KRAIT_I32},   {"Short", KRAIT_I16},       {"Char", KRAIT_I8},
-               {"Byte", KRAIT_U8},   {"Bool", KRAIT_BOOL}, {"ComplexFloat", KRAIT_C64}};
   char full[64];
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    snprintf(full, sizeof full, "torch.%sStorage", names[i].name);
-    if (strcmp(full, name) == 0) return names[i].dtype;
+  for (size_t i = 0; i < sizeof storages / sizeof *storages; i++) {
+    snprintf(full, sizeof full, "torch.%sStorage", storages[i].name);
+    if (strcmp(full, name) == 0) return storages[i].dtype;
   }
   return -1;
 }

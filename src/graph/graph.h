@@ -106,6 +106,7 @@ enum {
 };
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags);
 uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and states */
+kr_cost kr_graph_cost(const kr_graph *g);   /* of all calls of a run */
 
 /* ---- runs ---- */
 int32_t kr_runner_open(const kr_graph *g, kr_runner **runner);

@@ -1,4 +1,4 @@
-/* graph_print.c: a planned graph as lines to read. */
+/* graph_print.c: a planned graph as lines to read, and what its calls cost. */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,14 +29,27 @@ static widths find_widths(const kr_graph *g, const kr_runner *r) {
   return w;
 }
 
+static kr_cost cost_of(const kr_node *node) {
+  kr_cost cost = {0};
+  if (!node->dead && node->op->cost) node->op->cost(node->args, &cost);
+  return cost;
+}
+
+kr_cost kr_graph_cost(const kr_graph *g) {
+  kr_cost sum = {0};
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    const kr_cost cost = cost_of(KR_NODE(g, n));
+    sum.flops += cost.flops, sum.bytes += cost.bytes, sum.exps += cost.exps;
+  }
+  return sum;
+}
+
 static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, widths w, size_t n) {
   const kr_node *node = KR_NODE(g, n);
   char dims[96];
-  kr_cost cost = {0};
-  if (node->op->cost) node->op->cost(node->args, &cost);
   kr_text_print(text, "%4zu %-*s %-*s %-*s", n, w.name, node->name, w.op, node->op->name, w.row, row_name(g, r, n));
   if (r) kr_text_print(text, " %9.1f us", r->seconds[n] * 1e6);
-  kr_text_print(text, " %9.3f MB", cost.bytes * 1e-6);
+  kr_text_print(text, " %9.3f MB", cost_of(node).bytes * 1e-6);
   for (int32_t i = 0; i < node->n_uses; i++) {
     const kr_part *p = KR_PART(g, node->uses[i].tensor);
     const kr_storage *s = KR_STORAGE(g, p->storage);

@@ -10,6 +10,7 @@
 #include "json_text.h"
 #include "safetensors.h"
 #include "status.h"
+#include "torch_file.h"
 
 /* "model" and "config" are shown and written from the merged configuration, not twice. */
 static int is_configuration(const char *key) { return strcmp(key, "model") == 0 || strcmp(key, "config") == 0; }
@@ -77,18 +78,22 @@ void krait_text_free(char **text) {
   *text = NULL;
 }
 
-/* The input's metadata, with model and config as merged. */
+/* The input's metadata, with model and config as merged; a best.th has none. */
 static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values,
                                const char *out_path) {
+  const size_t length = strlen(out_path);
+  const int64_t n_items = kr_weights_count(weights);
   int64_t n = 0;
+  if (length > 3 && strcmp(out_path + length - 3, ".th") == 0)
+    return kr_torch_file_write(out_path, n_items ? kr_weights_at(weights, 0) : NULL, n_items);
   kr_metadata *metadata = kr_alloc_array((size_t)kr_weights_n_metadata(weights) + 2, sizeof *metadata);
   KR_CHECK(metadata, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
   if (kr_config_model(config)) metadata[n++] = (kr_metadata){"model", kr_config_model(config)};
   if (strcmp(values, "{}") != 0) metadata[n++] = (kr_metadata){"config", values};
   for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++)
     if (!is_configuration(kr_weights_metadata_at(weights, i)->key)) metadata[n++] = *kr_weights_metadata_at(weights, i);
-  int32_t status = kr_safetensors_write(out_path, kr_weights_count(weights) ? kr_weights_at(weights, 0) : NULL,
-                                        kr_weights_count(weights), metadata, n);
+  int32_t status =
+      kr_safetensors_write(out_path, n_items ? kr_weights_at(weights, 0) : NULL, n_items, metadata, n);
   kr_free(metadata);
   return status;
 }

@@ -146,9 +146,12 @@ static int is_listed(const kr_weights *golden, const char *list, const char *nam
   return text && strstr(text, quoted) != NULL;
 }
 
+/* Float32 itself is off by up to 6e-4 in the generator's worst tensor and 3e-5 in all together
+ * (tools/gradient_rounding.py: float64, with nothing but results rounded), since a few bins have a phase that hardly
+ * any number of the model supports. */
 static void check_gradients(const fixture *f, const char *name, const kr_parameters *p, const char *prefix,
-                            double bound) {
-  double worst = 0;
+                            double bound, double bound_of_all) {
+  double worst = 0, sum = 0, of_sum = 0;
   const char *of = "";
   int n_checked = 0;
   for (int64_t i = 0; i < p->n_items; i++) {
@@ -164,11 +167,12 @@ static void check_gradients(const fixture *f, const char *name, const kr_paramet
       const double want = (double)((const float *)w->data)[k], off = (double)p->gradient[item->at + k * stride] - want;
       d += off * off, all += want * want;
     }
-    n_checked++;
+    n_checked++, sum += d, of_sum += all;
     if (sqrt(d / all) > worst) worst = sqrt(d / all), of = item->name;
   }
-  print_message("%s: %d gradients %s within %.1e (%s)\n", name, n_checked, prefix, worst, of);
-  assert_true(n_checked > 20);
+  print_message("%s: %d gradients %s within %.1e (%s), all together %.1e\n", name, n_checked, prefix, worst, of,
+                sqrt(sum / of_sum));
+  assert_true(n_checked > 20 && sqrt(sum / of_sum) <= bound_of_all);
   if (!(worst <= bound)) fail_msg("%s: the gradient of %s is off by %.2e relative", name, of, worst);
 }
 
@@ -197,8 +201,8 @@ static void losses_and_gradients(void **state) {
     const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
     for (int k = 0; k < 3 * f.B; k++) assert_true(fabsf(step.scores[k] - scores[k]) < 1e-5f);
     for (int k = 0; k < 3 * KR_DISC_NORMS; k++) assert_true(fabsf(step.sigma[k] - sigma[k]) < 1e-5f * sigma[k]);
-    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 2e-4);
-    check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4);
+    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 2e-4, 5e-5);
+    check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4, 2e-5);
     for (int k = 0; k < KR_DISC_NORMS; k++) {
       char key[64];
       snprintf(key, sizeof key, "golden.disc_after.layers.%d.weight_v", kr_disc_layers[k]);
