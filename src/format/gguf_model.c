@@ -349,8 +349,8 @@ static int32_t add_tokens(const kr_gguf *g, json_t *vocab, json_t *added) {
     const char *text = kr_gguf_text(tokens, &at, &n);
     const int kind = type ? type->at[4 * i] : NORMAL, is_word = kind == NORMAL || kind == BYTE;
     if (kind == UNUSED) continue;
-    json_t *name = json_stringn(text, n);
-    FORMAT_CHECK(name && !memchr(text, 0, n), "%s: token %llu is not UTF-8", g->label, (unsigned long long)i);
+    json_t *name = memchr(text, 0, n) ? NULL : json_stringn(text, n);
+    FORMAT_CHECK(name, "%s: token %llu is not UTF-8", g->label, (unsigned long long)i);
     int failed = is_word && json_object_set_new(vocab, json_string_value(name), json_integer((json_int_t)i));
     if (!is_word)
       failed =
