@@ -1,8 +1,9 @@
-/* emulated.c: the kernels of the base tier, those that only the ampere tier launches, and attention's of the hopper
- * tier, on the host, through the real context, launch code and plans, against the reference: under AddressSanitizer and
- * UBSan, with threads run forwards, backwards and at random. Bytes between the elements of a tensor are poisoned, so
- * that a stray read is found too. Then the harness itself: planted faults must be found, and so must barriers taken out
- * of the real kernels. Usage: emulated LIBRARY OP (KR_CHECK_ROW: of one row alone), or emulated LIBRARY planted. */
+/* emulated.c: the kernels of the base tier, those that only the ampere tier launches, and attention's and the SSD's of
+ * the hopper tier, on the host, through the real context, launch code and plans, against the reference: under
+ * AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
+ * poisoned, so that a stray read is found too. Then the harness itself: planted faults must be found, and so must
+ * barriers taken out of the real kernels. Usage: emulated LIBRARY OP (KR_CHECK_ROW: of one row alone), or emulated
+ * LIBRARY planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
