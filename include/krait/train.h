@@ -29,11 +29,13 @@ typedef struct krait_train_place {
 KRAIT_API int32_t krait_train_place_read(krait_train_place *place);
 
 typedef struct krait_train_options {
-  uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint */
+  uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint, and with its configuration
+                                     where neither config nor settings are given */
   const char *config;             /* a YAML file, a run's folder, or NULL: the shipped constants */
   const char *const *settings;    /* "+model=primeknet_mamba_masking", "batch_size=8", ... */
   int64_t n_settings;
-  const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl */
+  const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl,
+                                     .hydra/config.yaml */
   const char *weights;            /* to begin with, and their model's configuration; NULL: drawn from the seed */
   int64_t most_steps;             /* 0: the configuration's epochs */
   int64_t valid_batches;          /* of a validation, at most; 0: 8 */

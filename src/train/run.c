@@ -1,6 +1,6 @@
 /* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
  * folder: checkpoint.safetensors, written anew with every line of progress, best.safetensors whenever an epoch's
- * validation improves, log.jsonl. */
+ * validation improves, log.jsonl, .hydra/config.yaml. */
 #include <krait/train.h>
 
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include "clock.h"
 #include "json_text.h"
 #include "loss_plot.h"
+#include "outfile.h"
 #include "pesq.h"
 #include "ranks.h"
 #include "recipe.h"
@@ -354,6 +355,45 @@ static int32_t open_memory(run *r) {
   return kr_stft_open(2 * (r->F - 1), (r->F - 1) / 2, r->ctx->pool, &r->stft);
 }
 
+/* Where a run's configuration lies in its folder, as upstream has it. */
+static void config_path(const char *folder, char *path, size_t bytes) {
+  snprintf(path, bytes, "%s/.hydra/config.yaml", folder);
+}
+
+static int is_same_file(const char *a, const char *b) {
+  struct stat x, y;
+  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* The whole configuration, with the model that the run has, whatever it began with: JSON is YAML, too. NULL when out of
+ * memory. */
+static char *whole_config(const run *r) {
+  json_t *tree = json_loads(r->recipe_json, 0, NULL), *model = json_object_get(tree, "model");
+  int failed = !tree;
+  if (!json_is_object(model)) failed |= json_object_set_new(tree, "model", json_object());
+  model = json_object_get(tree, "model");
+  failed |= json_object_set_new(model, "model_lib", json_string(kr_config_model(r->config)));
+  failed |= json_object_set_new(model, "param", json_loads(r->config_json, 0, NULL));
+  failed |= json_object_set_new(tree, "continue_from", json_null());
+  char *text = failed ? NULL : kr_json_dump(tree, JSON_INDENT(2));
+  json_decref(tree);
+  return text;
+}
+
+static int32_t write_config(const run *r) {
+  char path[4096], folder[4096];
+  path_in(r, ".hydra", folder, sizeof folder), config_path(r->options->folder, path, sizeof path);
+  if (r->options->config &&
+      (is_same_file(r->options->config, r->options->folder) || is_same_file(r->options->config, path)))
+    return KRAIT_OK; /* what was read stays as it is */
+  KR_CHECK(mkdir(folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", folder, strerror(errno));
+  char *text = whole_config(r);
+  KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
+  const int32_t status = kr_outfile_text(path, text);
+  kr_free(text);
+  return status;
+}
+
 static int32_t open_folder(run *r) {
   char path[4096];
   if (!is_first(r)) {
@@ -363,10 +403,9 @@ static int32_t open_folder(run *r) {
   KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder,
            strerror(errno));
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  if (r->options->resume) KR_TRY(kr_checkpoint_read(path, r->trainer, &r->state));
-  else
-    KR_CHECK(access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT,
-             "%s is there already: --resume goes on with it, another --output begins anew", path);
+  KR_CHECK(r->options->resume || access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT,
+           "%s is there already: --resume goes on with it, another --output begins anew", path);
+  KR_TRY(r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : write_config(r));
   path_in(r, "log.jsonl", path, sizeof path);
   r->log = fopen(path, "a");
   KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
@@ -432,10 +471,11 @@ static int32_t end_run(run *r, int32_t status) {
   char why[600], path[4096];
   if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
   if (status >= 0) return status;
+  const int is_blamed = kr_ranks_blame(r->ranks); /* the sentence is the other's now */
   if (!is_first(r) || !r->begun_ns) return kr_ranks_end(r->ranks, status);
+  const int is_other = is_blamed && r->state.step > r->begun_step;
   snprintf(why, sizeof why, "%s", krait_error_detail());
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  const int is_other = kr_ranks_blame(r->ranks) && r->state.step > r->begun_step;
   if (is_other) (void)save(r, 0);
   const int64_t at = r->state.step + 1;
   if (r->saved_step && is_other)
@@ -445,6 +485,13 @@ static int32_t end_run(run *r, int32_t status) {
     status = kr_fail(status, "%s; the last checkpoint, %s, has step %lld", why, path, (long long)r->saved_step);
   else if (is_other) status = kr_fail(status, "step %lld: %s", (long long)at, why);
   return kr_ranks_end(r->ranks, status);
+}
+
+/* A run that goes on and is told nothing has its own. */
+static const char *config_of(const krait_train_options *o) {
+  char path[4096];
+  config_path(o->folder, path, sizeof path);
+  return o->resume && !o->config && !o->n_settings && access(path, F_OK) == 0 ? o->folder : o->config;
 }
 
 int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
@@ -458,7 +505,7 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;
   KR_TRY(kr_ranks_open(options->place, &r.ranks));
-  int32_t status = kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe);
+  int32_t status = kr_recipe_open(config_of(options), options->settings, (int32_t)options->n_settings, &recipe);
   r.recipe = recipe;
   if (status >= 0) status = open_run(&r, &weights);
   kr_weights_close(&weights);

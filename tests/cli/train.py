@@ -73,6 +73,20 @@ with tempfile.TemporaryDirectory() as base:
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
 
+    # the folder's own configuration is whole: it resumes, begins another run, and is upstream's beside best.th
+    check(krait(*train(base / "told", config, "--threads", "2", "--steps", "2")).returncode == 0, "two steps")
+    done = krait("train", "--resume", "--output", base / "told", "--threads", "2")
+    check(done.returncode == 0 and (base / "told" / "checkpoint.safetensors").read_bytes() == (base / "whole" / "checkpoint.safetensors").read_bytes(), f"resumed by its own configuration: {done}")
+    done = krait("train", base / "whole", "--output", base / "second", "--steps", "1")
+    check(done.returncode == 0 and (base / "second" / ".hydra" / "config.yaml").read_bytes() == (base / "whole" / ".hydra" / "config.yaml").read_bytes(), f"the same configuration again: {done}")
+    done = krait("train", base / "whole", "-w", base / "whole" / "best.safetensors", "model=primeknet_gru_masking", "--output", base / "third", "--steps", "1")
+    told = json.loads((base / "third" / ".hydra" / "config.yaml").read_text())["model"]
+    check(done.returncode == 0 and told["model_lib"] == "primeknet_mamba" and told["param"]["dense_channel"] == 8, f"the model of the weights: {told}")
+    best = base / "best.th"
+    check(krait("convert", base / "whole" / "best.safetensors", best).returncode == 0, "best.th")
+    done = krait("convert", best, base / "back.safetensors", "--config", base / "whole" / ".hydra" / "config.yaml")
+    check(done.returncode == 0 and (base / "back.safetensors").read_bytes() == (base / "whole" / "best.safetensors").read_bytes(), f"best.th and .hydra/config.yaml are best.safetensors: {done}")
+
     # a weight that is no number: step, tensor and the checkpoint that is there are named
     def spoil(path, name, to):
         raw = bytearray(path.read_bytes())
@@ -100,7 +114,7 @@ with tempfile.TemporaryDirectory() as base:
     for limit in (8192, len(before) // 2, len(before) - 1):
         done = krait(*train(full, config, "--resume", "--steps", "3"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         check(done.returncode == 1 and done.stderr.decode().splitlines()[-1].endswith("checkpoint.safetensors, has step 2"), f"a full disk: {done}")
-        check((full / "checkpoint.safetensors").read_bytes() == before and not [p for p in full.iterdir() if p.suffix not in (".safetensors", ".jsonl")], f"{limit} bytes of a checkpoint leave the one before: {list(full.iterdir())}")
+        check((full / "checkpoint.safetensors").read_bytes() == before and not [p for p in full.iterdir() if p.suffix not in (".safetensors", ".jsonl") and p.name != ".hydra"], f"{limit} bytes of a checkpoint leave the one before: {list(full.iterdir())}")
     check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it goes on")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
