@@ -12,6 +12,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_live(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_selftest(int argc, char **argv);
 int cmd_train(int argc, char **argv);

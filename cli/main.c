@@ -17,6 +17,7 @@ static const struct {
   int cannot_print; /* the exit status when standard output does not take the result */
 } verbs[] = {
     {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
+    {"live", cmd_live, "remove noise from speech as it comes", 1},
     {"evaluate", cmd_evaluate, "how close speech is to its clean twin: PESQ, STOI, SI-SDR and more", 1},
     {"classify", cmd_classify, "what a film or picture shows, by VideoMamba", 1},
     {"describe", cmd_describe, "answer a question about a film, by Mobile-VideoGPT", 1},
@@ -24,7 +25,7 @@ static const struct {
     {"score", cmd_score, "how well a language model foresees a text", 1},
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
     {"info", cmd_info, "what a weights file holds, or this program and machine", 1},
-    {"convert", cmd_convert, "weights of any format to safetensors", 1},
+    {"convert", cmd_convert, "weights of any format to safetensors or best.th", 1},
     {"train", cmd_train, "train PrimeKnet on recordings of your own", 1},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
     {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure", 70},

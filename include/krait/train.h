@@ -35,7 +35,7 @@ typedef struct krait_train_options {
   const char *const *settings;    /* "+model=primeknet_mamba_masking", "batch_size=8", ... */
   int64_t n_settings;
   const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl,
-                                     .hydra/config.yaml */
+                                     .hydra/config.yaml, tensorbd */
   const char *weights;            /* to begin with, and their model's configuration; NULL: drawn from the seed */
   int64_t most_steps;             /* 0: the configuration's epochs */
   int64_t valid_batches;          /* of a validation, at most; 0: 8 */

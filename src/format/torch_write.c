@@ -91,7 +91,8 @@ static void put_entry(kr_zip_out *z, const char *name, const void *data, uint64_
   for (uint64_t i = 0; i < padding; i++) add(&header, "Z");
   put(z, header.at, header.length), put(z, data, bytes);
   add(&z->directory, "PK\1\2"), add_bytes(&z->directory, 20, 2), add_entry(&z->directory, name, crc, bytes, 0);
-  add_bytes(&z->directory, 0, 10), add_bytes(&z->directory, begin, 4), add(&z->directory, name);
+  add_bytes(&z->directory, 0, 8), add_bytes(&z->directory, 0, 2), add_bytes(&z->directory, begin, 4),
+      add(&z->directory, name);
   z->n++;
 }
 

@@ -1,6 +1,7 @@
 /* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
  * folder: checkpoint.safetensors, written anew with every line of progress, best.safetensors whenever an epoch's
- * validation improves, log.jsonl, .hydra/config.yaml. */
+ * validation improves, log.jsonl, tensorbd with the same for TensorBoard,
+ * .hydra/config.yaml. */
 #include <krait/train.h>
 
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include "alloc.h"
 #include "checkpoint.h"
 #include "clock.h"
+#include "event_file.h"
 #include "json_text.h"
 #include "loss_plot.h"
 #include "outfile.h"
@@ -34,6 +36,7 @@ typedef struct run {
   char *config_json, *recipe_json;
   kr_checkpoint_text text;
   FILE *log;
+  kr_event_file *events; /* the same for TensorBoard */
   kr_progress_state state;
   kr_train_options train;
   kr_ranks *ranks; /* NULL: alone */
@@ -190,6 +193,18 @@ static int32_t write_log(run *r, const kr_step *losses, const krait_train_report
   return KRAIT_OK;
 }
 
+static int32_t write_events(run *r, const kr_step *losses, const krait_train_report *report) {
+  enum { OTHERS = 5 };
+  static const char *const others[OTHERS] = {"total", "valid", "lr", "gradient_norm", "audio_s_per_s"};
+  const double values_of_others[OTHERS] = {losses->total, report->valid, report->lr, losses->gradient_norm,
+                                           report->audio_s_per_s};
+  const char *tags[OTHERS + KR_TERMS];
+  double values[OTHERS + KR_TERMS];
+  memcpy(tags, others, sizeof others), memcpy(values, values_of_others, sizeof values_of_others);
+  for (int k = 0; k < KR_TERMS; k++) tags[OTHERS + k] = kr_term_names[k], values[OTHERS + k] = losses->terms[k];
+  return kr_event_file_add(r->events, report->step, tags, values, OTHERS + KR_TERMS);
+}
+
 static int32_t save(run *r, int is_best) {
   char path[4096];
   if (!is_first(r)) return KRAIT_OK;
@@ -267,6 +282,7 @@ static int32_t draw_losses(const run *r) {
 
 static int32_t tell(run *r, const kr_step *step, const krait_train_report *report, int ends) {
   KR_TRY(write_log(r, step, report));
+  KR_TRY(write_events(r, step, report));
   if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
   if (r->options->report) r->options->report(r->options->user, report);
   return KRAIT_OK;
@@ -409,7 +425,8 @@ static int32_t open_folder(run *r) {
   path_in(r, "log.jsonl", path, sizeof path);
   r->log = fopen(path, "a");
   KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
-  return KRAIT_OK;
+  path_in(r, "tensorbd", path, sizeof path);
+  return kr_event_file_open(path, &r->events);
 }
 
 static uint32_t hash(uint32_t h, const void *data, size_t bytes) { /* FNV-1a */
@@ -463,6 +480,7 @@ static void close_run(run *r) {
       kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json), kr_free(r->noisy);
   if (r->log) fclose(r->log);
+  kr_event_file_close(&r->events);
   kr_ranks_close(&r->ranks);
 }
 

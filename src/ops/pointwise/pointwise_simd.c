@@ -70,17 +70,28 @@ static inline void plain_store(float *to, kr_v v, int lanes) {
   else kr_v_storen(to, v, lanes);
 }
 
-/* kind is a constant after inlining. */
 enum { COPY, SUM, PRODUCT };
-static inline __attribute__((always_inline)) void plain_row(const int kind, const float *x, const float *y, float *out,
-                                                            int64_t n, float x_scale, float y_scale) {
-  const kr_v by_x = kr_v_set1(x_scale), by_y = kr_v_set1(y_scale);
-  for (int64_t i = 0; i < n; i += KR_VL) {
-    const int lanes = n - i < KR_VL ? (int)(n - i) : KR_VL;
-    kr_v v = kr_v_mul(plain_load(x + i, lanes), by_x);
-    if (kind == PRODUCT) v = kr_v_mul(v, plain_load(y + i, lanes));
-    if (kind == SUM) v = kr_v_fma(plain_load(y + i, lanes), by_y, v);
-    plain_store(out + i, v, lanes);
+typedef struct plain_rows { /* n_rows of n floats */
+  const float *x, *y;
+  float *out;
+  int64_t n, n_rows, next_x, next_y, next_out;
+  float x_scale, y_scale;
+} plain_rows;
+
+/* kind is a constant after inlining. */
+static inline __attribute__((always_inline)) void run_rows(const int kind, plain_rows p) {
+  const kr_v by_x = kr_v_set1(p.x_scale), by_y = kr_v_set1(p.y_scale);
+  const int64_t whole = p.n / KR_VL * KR_VL;
+  const int rest = (int)(p.n - whole);
+  for (; p.n_rows > 0; p.n_rows--, p.x += p.next_x, p.out += p.next_out) {
+    for (int64_t i = 0; i < p.n; i += KR_VL) {
+      const int lanes = i < whole ? KR_VL : rest;
+      kr_v v = kr_v_mul(plain_load(p.x + i, lanes), by_x);
+      if (kind == PRODUCT) v = kr_v_mul(v, plain_load(p.y + i, lanes));
+      if (kind == SUM) v = kr_v_fma(plain_load(p.y + i, lanes), by_y, v);
+      plain_store(p.out + i, v, lanes);
+    }
+    if (kind != COPY) p.y += p.next_y;
   }
 }
 
@@ -95,16 +106,24 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
   const int kind = !kr_has(&a->y) ? COPY : a->call.flags & KRAIT_POINTWISE_PRODUCT ? PRODUCT : SUM;
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
-    const int64_t left = n - first, some = left < PLAIN_PIECE ? left : PLAIN_PIECE;
-    const float *from = x + at_of(&p->w, KR_WALK_X, i, j, k, first),
-                *other = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first);
-    float *to = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first);
-    if (kind == COPY) plain_row(COPY, from, other, to, some, a->x_scale, 0);
-    else if (kind == SUM) plain_row(SUM, from, other, to, some, a->x_scale, a->y_scale);
-    else plain_row(PRODUCT, from, other, to, some, a->x_scale, 0);
+    const int64_t left = n - first, rows_left = p->w.n[2] - k;
+    plain_rows r = {.x = x + at_of(&p->w, KR_WALK_X, i, j, k, first),
+                    .y = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first),
+                    .out = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first),
+                    .n = left < PLAIN_PIECE ? left : PLAIN_PIECE,
+                    .n_rows = p->n_pieces > 1 ? 1 : rows_left < end - piece ? rows_left : end - piece,
+                    .next_x = p->w.stride[KR_WALK_X][2],
+                    .next_y = p->w.stride[KR_WALK_Y][2],
+                    .next_out = p->w.stride[KR_WALK_OUT][2],
+                    .x_scale = a->x_scale,
+                    .y_scale = a->y_scale};
+    if (kind == COPY) run_rows(COPY, r);
+    else if (kind == SUM) run_rows(SUM, r);
+    else run_rows(PRODUCT, r);
+    piece += r.n_rows - 1;
     if ((first += PLAIN_PIECE) < n) continue;
     first = 0;
-    if (++k < p->w.n[2]) continue;
+    if ((k += r.n_rows) < p->w.n[2]) continue;
     k = 0;
     if (++j == p->w.n[1]) j = 0, i++;
   }
